@@ -1,15 +1,15 @@
-"""Does a reference band find broken runs early, and leave healthy ones alone?
+"""Does a reference band detect broken runs early, without false alarms?
 
   python benchmarks/bands.py --out DIR [--steps 2600] [--broken_steps 600] [--seeds 5] [--rows FILE]
                              [--band FILE] [--json benchmarks/results/bands.json]
                              [--config configs/quickstart.py] [--fields FIELD=VALUE...]
 
 Trains a configuration with several seeds and, with seed 0, broken in four ways: doubled learning
-rates; a generator that does not learn; targets of another row; a vocabulary whose continuation
-marks are lost, so that most rare words become [UNK]. Each run has its configuration's schedule and
-is stopped by SIGTERM after `--steps`, a broken run after `--broken_steps`. Every seed is judged by
-the band of the other seeds, each broken run by the band of all seeds but its own. Started again,
-the script continues; a run whose lines are in the file of rows is not trained again.
+rates; a generator that does not learn; targets of another row; a vocabulary without continuation
+marks, so that most rare words become [UNK]. Runs have the schedule of the configuration and are
+stopped by SIGTERM after `--steps`, broken runs after `--broken_steps`. Each seed is judged by the
+band of the other seeds, each broken run by the band of all seeds but its own. Started again, the
+script continues, and skips runs in the file of rows.
 
 The short run of the smallest modern preset:
 
@@ -39,7 +39,7 @@ from electra_jax.report import saved_run
 
 CONFIG = "configs/quickstart.py"
 PROGRAM = 'import runpy; runpy.run_module("electra_jax.train", run_name="__main__", alter_sys=True)'
-# Gives both networks the labels of the row before.
+# Gives both networks the labels of the previous row.
 SHUFFLE = """
 import jax.numpy as jnp
 from electra_jax.core import networks, objectives
@@ -63,7 +63,7 @@ FAULTS = {
 
 
 def build(o: argparse.Namespace) -> None:
-  """Builds the shards, also with the broken vocabulary."""
+  """Builds the shards with the intact and the broken vocabulary."""
   own = {k: v for k, v in o.fields.items() if k.startswith("data.")}
   jobs.build(o.out, o.out / "data", o.config, own)
   words = (o.out / "data" / "vocab.txt").read_text().splitlines()
@@ -122,9 +122,9 @@ def main(
   fields: list[str] = (),
 ) -> dict:
   """
-  --rows    default: OUT/rows.jsonl
-  --band    writes the band of all healthy seeds
-  --fields  of all runs
+  --rows    file of rows (OUT/rows.jsonl)
+  --band    file for the band of all healthy seeds
+  --fields  FIELD=VALUE for all runs
   """
   changed, names, _ = cli.configured(config, [f"--config.{field}" for field in fields])
   flat = compare.flatten(changed)
@@ -166,7 +166,7 @@ def main(
 
 
 def rounded(lines: list[dict]) -> list[dict]:
-  """Returns the lines without timings, numbers with five digits."""
+  """Returns the lines without timings, with five-digit numbers."""
   return [
     {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in line.items()
      if k not in metrics.TIMING}
@@ -175,7 +175,7 @@ def rounded(lines: list[dict]) -> list[dict]:
 
 
 def judge(band: bands.Band, lines: list[dict]) -> dict:
-  """Returns where a run leaves a band, with and without its learning rate, and why."""
+  """Returns where a run leaves a band, with and without its learning rate, and the causes."""
   first = {}
   for name, hidden in (("step", ()), ("step_without_learning_rate", ("learning_rate",))):
     follow, warned = bands.BandMonitor(band, "of the other seeds"), []

@@ -1,13 +1,12 @@
-"""How fast an engine turns text into shards, against a local build, and how much memory that takes.
+"""Speed and memory of an engine that builds shards, compared with a local build.
 
   python benchmarks/build.py SOURCE ... --runner beam|ray --vocab vocab.txt [--json FILE]
 
-A SOURCE is an entry of config.data.sources, whose text is cut into eight files. The engine
-(electra_jax[beam] or [ray] must be installed) and a local build turn them into shards in turn, each
-as a user would run it, start and checksums included. With two texts or more,
-`of_local_without_start` is the share of the local speed on the last text beyond the first one.
-With RAY_ADDRESS, Ray is a cluster that is up already (`ray start --head`), as it is where Ray is
-used; its processes are not in the build's memory then.
+A SOURCE is an entry of config.data.sources, whose text is split into eight files. The engine
+(install electra_jax[beam] or [ray]) and a local build take turns to build shards from them, as a
+user would, start-up and checksums included. With two or more texts, `of_local_without_start` is the
+share of the local speed on what the last text has more than the first. With RAY_ADDRESS, Ray is a
+running cluster (`ray start --head`), whose processes do not count as memory of the build.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ POLL_SECS = 0.05
 
 
 def run_build(fields: dict, runner: str) -> tuple[float, float]:
-  """Builds in a process of its own; returns seconds and peak MB, children included."""
+  """Builds in a separate process; returns seconds and peak MB, children included."""
   flags = [f"--config.data.{name}={value}" for name, value in fields.items()]
   command = [sys.executable, "-m", "electra_jax.data.build", "--config=configs/base.py", *flags]
   command += ["--overwrite", f"--runner={runner}", *OPTIONS[runner]]
@@ -53,7 +52,7 @@ def run_build(fields: dict, runner: str) -> tuple[float, float]:
 
 
 def resident_mb(pid: int) -> float:
-  """Returns the resident memory of a process and all below it; shared pages count in each."""
+  """Returns the resident memory of a process and its descendants, with shared pages in each."""
   total = 0.0
   with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
     root = psutil.Process(pid)
@@ -64,7 +63,7 @@ def resident_mb(pid: int) -> float:
 
 
 def cut(source: str, folder: Path) -> int:
-  """Writes the text of a source in PARTS files; returns its bytes."""
+  """Writes the text of a source to PARTS files; returns its bytes."""
   (parsed,) = sources.parse(source)
   total = sum(piece.size for piece in sources.documents(parsed, sources.SourceStats(parsed)))
   files = [open(folder / f"part{i}.txt", "w", encoding="utf-8") for i in range(PARTS)]
@@ -78,7 +77,7 @@ def cut(source: str, folder: Path) -> int:
 
 
 def measure(source: str, vocab: str, seq_length: int, rounds: int, runner: str) -> dict:
-  """Builds a text by an engine and locally, in turn; returns a row of results."""
+  """Builds a text with an engine and locally; returns a row of results."""
   runs: dict[str, list] = {"local": [], runner: []}
   with tempfile.TemporaryDirectory() as folder:
     size = cut(source, Path(folder)) / 1e6

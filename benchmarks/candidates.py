@@ -1,13 +1,13 @@
-"""What a second of an H200 buys with each shape of the speedrun's network, counted without a GPU.
+"""Estimated throughput of shapes of the speedrun's network on an H200, without a GPU.
 
   make test-gpu-compile       # once: it installs the compiler
   PYTHONPATH=.venv/cuda-compiler python benchmarks/candidates.py [--rows FILE]
 
 Compiles steps of configs/speedrun.py:electra for an H200 with few layers, and counts kernels and
-bytes; more layers, other vocabularies and other batches follow from the differences, which
-are linear. The seconds are the preflight's estimate (docs/preflight.md has its errors).
-Rows are kept as they come; what is there is not compiled again. Attention is cuDNN's: JAX asks its
-library for a version, the compiler needs none, so the version of the description is given.
+bytes. Other numbers of layers, vocabularies and batches are extrapolated linearly. The seconds are
+the preflight's estimate (errors: docs/preflight.md). Rows are kept, and not compiled again.
+Attention is cuDNN's, whose version is patched in, because JAX asks its library but the compiler
+does not need it.
 """
 
 import os
@@ -28,7 +28,7 @@ CONFIG, TOPOLOGY, SECS, LENGTH = "configs/speedrun.py:electra", "h200x1", 480, 1
 NAMES = ("layers", "width", "entries", "batch")
 COSTS = ("kernels", "traffic_bytes", "flops", "secs")
 USUAL = (16_384, 512)  # entries, sequences
-# layers, width, entries, sequences: the pairs that tell what a layer, an entry, a sequence costs.
+# layers, width, entries, sequences: pairs that isolate the cost of a layer, an entry, a sequence.
 COUNTED = (
   (8, 512, 16_384, 512), (4, 512, 16_384, 512), (8, 384, 16_384, 512), (4, 384, 16_384, 512),
   (8, 256, 16_384, 512), (4, 256, 16_384, 512), (4, 512, 8_192, 512), (4, 512, 30_522, 512),
@@ -66,7 +66,7 @@ def count(layers: int, width: int, entries: int, batch: int) -> dict:
 
 
 def estimate(rows: list[dict], layers: int, width: int, entries: int, batch: int) -> dict:
-  """Returns what a step of a shape costs: as counted, or four layers and what a layer adds."""
+  """Returns the cost of a step of a shape, extrapolated above four layers."""
   found = {tuple(row[name] for name in NAMES): row for row in rows}
   if row := found.get((layers, width, entries, batch)):
     return row
@@ -97,7 +97,7 @@ def table(rows: list[dict]) -> list[str]:
 
 def main(rows: Path = ROWS) -> None:
   fused_attention_stablehlo.check_cudnn_version = lambda: 91000
-  validate.check_attention = lambda *_: None  # this machine's
+  validate.check_attention = lambda *_: None  # it checks this machine
   found = jobs.Rows(rows)
   for shape in COUNTED:
     found.once(dict(zip(NAMES, shape, strict=True)), lambda shape=shape: count(*shape))

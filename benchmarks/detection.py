@@ -6,23 +6,23 @@
 DATA has text.txt to pretrain on.
 
 In earlier trials a discriminator stayed at chance for thousands of steps, while a masked LM left
-the unigram entropy within hundreds. Each arm says what would be seen if one explanation were right
-(LOG.md, "Why detection learns late"):
+the unigram entropy within hundreds. The arms test explanations (LOG.md, "Why detection learns
+late"):
 
-- the detection loss pulls Adam's or the clipped gradient away, or too little: `weight 50`, `weight
-  1`, the same by AdamW and without clipping, `one optimizer`, `slow` and `fast discriminator`.
-- embeddings are pulled two ways: `gdes` and `own embeddings` would be ahead.
-- the generator is too strong to be seen (`generator 1/8` ahead), too weak to learn from (`generator
+- the detection loss dominates Adam or the clipping, or has too little weight: `weight 50`, `weight
+  1`, both with AdamW and without clipping, `one optimizer`, `slow` and `fast discriminator`.
+- the embeddings get conflicting gradients: `gdes` and `own embeddings` would be ahead.
+- the generator is too strong to detect (`generator 1/8` ahead), too weak to learn from (`generator
   1/2`), or moves (`frozen generator`, a masked LM of the main network's size).
 - the gradient has no first-order term in the product of token and context: the discriminator stays
-  at chance on fixed noise (`unigram`), also with more tokens a step, and learns it at once if it
+  at chance on fixed noise (`unigram`), also with more tokens per step, and learns at once if it
   starts from a masked LM (`unigram from bert`) or has a head that multiplies them (`slots,
-  product`, against `slots in text`).
-- the optimizer: `AdamW` and `unigram, AdamW`, at its rates, would stay at chance.
-- depth against width: `deep`, `wide`.
+  product`, compared with `slots in text`).
+- the optimizer: `AdamW` and `unigram, AdamW`, at their rates, would stay at chance.
+- depth or width: `deep`, `wide`.
 
-Every arm gets three seeds, an arm with more FLOPs one; most rows so far are of the first seed.
-The measure is the AUC against the generator and against fixed noise on held-out documents.
+Each arm has three seeds, or one if it takes more FLOPs; most rows so far are of the first seed. The
+measure is the AUC against the generator and against fixed noise on held-out documents.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ from electra_jax.experiments.definition import Arm, Experiment
 CONFIG = Path(__file__).with_name("evidence_config.py")
 SLOTS = Path(__file__).with_name("detection_config.py")
 RATE, ADAMW_RATE = 3.2e-3, 1.2e-3
-START = {"after": "bert", "times": 2.0}  # another run's weights cost as much as its own steps
+START = {"after": "bert", "times": 2.0}  # the first run costs as much as the arm's steps
 WEIGHT_50, WEIGHT_1 = ({"objective.discriminator_weight": x} for x in (50.0, 1.0))
 UNIGRAM, ADAMW = {"generator.kind": "unigram"}, {"optimizer.name": "adamw"}
 AT_RATES = ADAMW | {
@@ -68,7 +68,7 @@ ARMS = {
   "weight 50": tuned(WEIGHT_50),
   "weight 1": tuned(WEIGHT_1),
   "one optimizer": arm("electra", {"objective.discriminator_weight": 5.0}),
-  # The rate of the discriminator; the generator's stays.
+  # The rate of the discriminator; the generator's is unchanged.
   "slow discriminator": tuned({"optimizer.learning_rate": 1.6e-3}, RATE / 2),
   "fast discriminator": tuned({"optimizer.learning_rate": 6.4e-3}, RATE * 2),
   "gdes": tuned({"generator.tie": "gdes"}),

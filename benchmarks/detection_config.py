@@ -6,12 +6,12 @@ Hardware: two CPU cores.
 Expected: after 1e13 FLOPs an AUC against noise at the slots of 0.57 (in_text) and 0.81 (product):
           LOG.md, "Why detection learns late".
 
-Loading this file adds two objectives, which differ in what a score is made of. In both, half of the
-masked slots get a sample of the generator and half keep their token; only slots are scored.
+Loading this file adds two objectives with different scores. In both, half of the masked slots get a
+sample of the generator and half keep their token; only slots are scored.
 
-in_text   the main network reads the tokens in the text: ELECTRA's head on its states.
-product   the main network reads [MASK], so that its states do not contain the token: their product
-          with the token's embedding. The gradient of a fresh network towards it is not zero.
+in_text   the main network reads the tokens in the text; the score is ELECTRA's head on its states.
+product   the main network reads [MASK], so its states do not contain the token; the score is state
+          times token embedding, whose gradient at initialisation is not zero.
 """
 
 import dataclasses

@@ -1,10 +1,9 @@
-"""What this machine's accelerator is, and the rates that it reaches.
+"""This machine's accelerator and the rates that it reaches.
 
   python benchmarks/device.py [--smoke] [--json OUT]
 
-Products take random bfloat16 matrices, because zeros take less power and run faster; the copy
-counts the bytes read and written. Medians of ten, after two that do not count. --smoke takes small
-arrays.
+Multiplies random bfloat16 matrices, because zeros take less power and run faster; counts the bytes
+read and written by copies. Medians of ten, after two to warm up. --smoke uses small arrays.
 """
 
 import statistics
@@ -19,7 +18,7 @@ from electra_jax.core import flops
 
 
 def median_secs(function: Callable, *args) -> float:
-  """Returns the seconds of a call, all work done."""
+  """Returns the seconds of a call until its work is done."""
   secs = [peers.secs(lambda: jax.block_until_ready(function(*args))) for _ in range(12)]
   return statistics.median(secs[2:])
 

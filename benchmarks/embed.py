@@ -2,13 +2,13 @@
 
   python benchmarks/embed.py --vocab vocab.txt --json OUT   # needs torch and transformers
 
-Question: how many times as fast as the loop that a user writes is `embed`, with the same vectors?
-Both read one folder: ELECTRA-Small's discriminator with random weights, on which the speed does not
+Question: how much faster is `embed` than the loop that a user writes, with the same vectors? Both
+read one folder: ELECTRA-Small's discriminator with random weights, on which the speed does not
 depend, exported for Hugging Face. The sentences come from Python's documentation, in its order. The
-loop takes `--batch` of them at a time, padded to the longest, and the mean of the states under the
-attention mask; "sorted" is the same with the sentences sorted by length first. Contestants take
-turns, each in a process of its own, and the best round counts; compilation is in a round of its own
-before. A difference of vectors above 1e-5 is wrong.
+loop takes `--batch` sentences at a time, padded to the longest, and averages the states under the
+attention mask; "sorted" first sorts the sentences by length. Contestants take turns in separate
+processes, after a round that compiles, and the best round counts. A difference of vectors above
+1e-5 is wrong.
 """
 
 import itertools
@@ -51,7 +51,7 @@ def sentences(count: int) -> list[str]:
 
 
 class Ours:
-  """`embed`, as it stands."""
+  """`embed`."""
 
   name = "electra_jax"
 

@@ -1,21 +1,21 @@
-"""What each objective learns from the same FLOPs: an experiment, and the page about it.
+"""Objectives at equal FLOPs: an experiment, and its page.
 
   electra-jax experiment benchmarks/evidence.py:DATA[,FIELD=VALUE...] --out=DIR --at-once=2
       --rows=benchmarks/results/evidence_rows.jsonl [--only=ARM,...]
   python benchmarks/evidence.py [--rows FILE] [--write]     # tables and picture
 
-DATA has text.txt to pretrain on, chunk/train.txt and chunk/test.txt of CoNLL-2000, pairs.jsonl
-(BLiMP's) and glue/ with GLUE's folders. FIELD=VALUE makes a trial: every arm gets the field, and
-needs another folder and file of rows.
+DATA has text.txt to pretrain on, chunk/train.txt and chunk/test.txt of CoNLL-2000, pairs.jsonl (of
+BLiMP) and glue/ with GLUE's folders. FIELD=VALUE sets a field in all arms, for a trial with a
+separate folder and file of rows.
 
-Question: is one objective of the replaced-token family ahead of `bert` beyond two standard
+Question: is one objective of the replaced-token family ahead of `bert` by more than two standard
 deviations on minimal pairs and on chunking, at the same FLOPs (generator and heads included)? All
-arms (benchmarks/evidence_config.py) have the same main network, data and optimizer, and each gets
-the same search of its learning rate, with one seed: three at the smallest budget, then the best and
+arms (benchmarks/evidence_config.py) have the same main network, data and optimizer, and the same
+search for the learning rate, with one seed: three rates at the smallest budget, then the best and
 half of it, which longer runs may need. The two largest budgets are for `bert` and the best arms of
-the budget before, at its rates. All choices, the scorer of the pairs too, are made on data that no
-table shows: every third paradigm of the pairs, and 2,000 sentences cut from chunking's training
-file. Rates are chosen by the latter alone: at the smallest budget the pairs are at chance.
+the previous budget, at its rates. All choices, including the scorer of the pairs, use data that no
+table shows: every third paradigm of the pairs, and 2,000 sentences of chunking's training file.
+Rates are chosen on the sentences alone, because at the smallest budget the pairs are at chance.
 """
 
 import statistics
@@ -108,7 +108,7 @@ def get_experiment(arg: str = "data") -> Experiment:
 
 
 def cut_chunking(folder: Path, count: int = CUT) -> None:
-  """Cuts `count` sentences for choices out of chunking's training file, unless they are there."""
+  """Takes `count` sentences for choices from chunking's training file, unless that is done."""
   if (folder / "train.txt").exists() and not (folder / "choices.txt").exists():
     sentences = (folder / "train.txt").read_text().strip().split("\n\n")
     for name, part in (("fitting", sentences[:-count]), ("choices", sentences[-count:])):
@@ -116,7 +116,7 @@ def cut_chunking(folder: Path, count: int = CUT) -> None:
 
 
 def scorers_of(config: Mapping) -> list[str]:
-  """Returns the scorers of pairs that the main network of an arm has heads for."""
+  """Returns the pair scorers for which an arm's main network has heads."""
   objective = config.objective.name
   heads = OBJECTIVES[objective].heads
   also = [name for name in ("mlm", "mlm_unmasked") if scorers.SCORERS[name].head in heads]
@@ -180,10 +180,10 @@ def glue_table(rows: Sequence[Mapping]) -> list[str]:
 
 
 def draw(rows: Sequence[Mapping], fresh: list[float], path: Path) -> None:
-  """Draws score against FLOPs, a line an arm, and writes a PNG.
+  """Plots the scores against FLOPs, one line per arm, and writes a PNG.
 
   Args:
-    fresh: chunking's F1 from fresh weights, of each seed.
+    fresh: chunking's F1 from random weights, for each seed.
   """
   from matplotlib import colormaps
 
@@ -230,7 +230,7 @@ def report(path: Path) -> tuple[str, list[Mapping], list[float]]:
 
 def main(rows: Path = ROWS, write: bool = False) -> None:
   """
-  --write  benchmarks/results/evidence.md and docs/evidence.png
+  --write  write benchmarks/results/evidence.md and docs/evidence.png
   """
   text, best, fresh = report(rows)
   print(text, end="")

@@ -1,4 +1,4 @@
-"""The contestants of benchmarks/evidence.py: the quickstart on 8,192 entries.
+"""The contestants of benchmarks/evidence.py: the quickstart with 8,192 vocabulary entries.
 
 Command:  python -m electra_jax.train --config=benchmarks/evidence_config.py:ARM --workdir=DIR
           --config.data.dir=SHARDS
@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 
 from electra_jax.config import load
 
-# One optimizer, samples at temperature 1, and in ELECTRA's case the paper's weight. The others have
-# the quickstart's curriculum, its two optimizers, and 5 as the discriminator's weight.
+# One optimizer, samples at temperature 1, and for ELECTRA the paper's weight. The others have the
+# quickstart's curriculum and two optimizers, and a discriminator weight of 5.
 AS_PUBLISHED = {
   "bert": {},
   "electra": {"objective.discriminator_weight": 50.0},
@@ -22,8 +22,8 @@ AS_PUBLISHED = {
   "electra_tt": {},  # ELECTRA's loss, and Electric's generator and weight
 }
 TUNED = ("electra", "electra_mlm", "metro", "coco_lm")
-# Arms that start from another arm's run of half the FLOPs: {arm: the other}. The first is a
-# control: it has a second schedule too, and the same objective.
+# Arms that start from another arm's run of half the FLOPs: {arm: the other}. The first is a control
+# with the same objective and a second schedule.
 STARTS = {f"{name}-from-bert": "bert" for name in ("bert", "electra", "electra_mlm")}
 # Tuned arms with Electric's generator: {arm: the discriminator's weight}.
 TOWERS = {"electra_mlm-tt": 5.0, "electra_mlm-tt-w1": 1.0}

@@ -1,16 +1,15 @@
-"""Speed of fine-tuning on MRPC, with buckets and padded, against a PyTorch loop of Trainer's kind.
+"""Speed of fine-tuning on MRPC, with buckets and padded, compared with a PyTorch loop.
 
   python benchmarks/finetune.py --glue=GLUE --vocab=vocab.txt --peer --json=OUT
-  python benchmarks/finetune.py --peer compiled   # random tokens, as many as MRPC's pairs have
+  python benchmarks/finetune.py --peer compiled   # random tokens with the lengths of MRPC's pairs
 
 One epoch over the training set (each pair once) in batches of 32, ELECTRA-Small, dropout 0.1,
-float32 on CPUs, bfloat16 on GPUs. Ours trains one seed by `finetune.loop`'s step: in batches of few
-lengths, and, as a limit, padded to 128 as the peer is. The peer is transformers'
-ElectraForSequenceClassification of the same sizes with PyTorch's AdamW, clipping and a linear
-schedule, its dataset padded to 128, as Trainer does with padding="max_length". Weights are fresh:
-speed does not depend on them. The epoch is cut into parts, and the contestants take turns, because
-a shared machine's speed drifts. The first step of every length, which compiles, comes before, and
-all compile at the same time. Needs torch and transformers for --peer.
+float32 on CPUs, bfloat16 on GPUs. Ours trains one seed with the step of `finetune.loop`, in batches
+of few lengths and also padded to 128. The peer is transformers' ElectraForSequenceClassification of
+the same sizes with PyTorch's AdamW, clipping and a linear schedule, and data padded to 128, as
+Trainer does with padding="max_length". Weights are random, because speed does not depend on them.
+The contestants take turns on parts of the epoch, because a shared machine's speed drifts, after the
+first steps of every length, which compile at the same time. --peer needs torch and transformers.
 """
 
 import statistics
@@ -62,7 +61,7 @@ def read_pairs(folder: str, vocab: str) -> list[data.Feature]:
 
 
 class Ours:
-  """The project's own step on one seed, an epoch at a time."""
+  """The project's step on one seed, an epoch at a time."""
 
   def __init__(self, name: str, rows: list, cfg: TransformerConfig, buckets: tuple, micro: int):
     self.name, self.rows, self.buckets = name, rows, buckets
@@ -158,9 +157,9 @@ def main(
   """
   --glue        folder with GLUE's folders
   --vocab       BERT's vocab.txt, with --glue
-  --examples    how many, evenly spaced; 0 = all
-  --parts       turns that the epoch is cut into
-  --microbatch  examples; on accelerators all at once
+  --examples    number of examples, evenly spaced; 0 = all
+  --parts       number of turns in the epoch
+  --microbatch  examples per microbatch; on accelerators the whole batch
   --peer        also run transformers on PyTorch (eager)
   """
   parallel.keep_freed_memory()

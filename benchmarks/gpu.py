@@ -1,23 +1,23 @@
-"""Everything that this project wants to know of a machine with a GPU, in at most 40 minutes.
+"""All measurements of this project on a GPU, in at most 40 minutes.
 
   make gpu PYTHON=python3                        # the Python that has JAX for the GPU
   python benchmarks/gpu.py [--out DIR] [--budget_mins N] [--text 'text:GLOB'] [--only STEP ...]
   python benchmarks/gpu.py --smoke               # all of it in miniature, on any machine
 
-device        what it is, the rates of products and copies
-numerics      steps, attention, packed rows and microbatches against the CPU in float32
-resume        a run that was killed, against one that was left alone, bit for bit
-speed ...     a training step against transformers with torch.compile, and the share of the peak
-memory ...    the preflight's peak against the real one
-input         what the input pipeline gives
-fine-tuning   MRPC against transformers with torch.compile
-shards        the text of --text, or Python's documentation, for the last step
-pretraining   ELECTRA-Small for --pretraining_mins (20), or what the others leave of 40; curves
+device        the device, and the rates of products and copies
+numerics      steps, attention, packed rows and microbatches compared with the CPU in float32
+resume        a killed run compared with an uninterrupted one, bit for bit
+speed ...     a training step compared with transformers and torch.compile, and share of the peak
+memory ...    the preflight's peak compared with the measured peak
+input         the rate of the input pipeline
+fine-tuning   MRPC compared with transformers and torch.compile
+shards        built from --text, or from Python's documentation, for the last step
+pretraining   ELECTRA-Small for --pretraining_mins (20), or the rest of the 40 minutes; curves
 
-Needs no TensorFlow; without PyTorch the peers are left out. Each step is a program that leaves a
-JSON in the folder; started again, with the same arguments, it goes on with what is not done. It
-ends before --budget_mins are over and says what is left. On a GPU it writes
-benchmarks/results/gpu.json, gpu.md and gpu.png. Exit codes: 0 all done, 143 start it again, 1
+Needs no TensorFlow; without PyTorch, leaves out the peers. Each step is a program that writes a
+JSON file to the folder; started again with the same arguments, the script continues with the
+missing steps. It ends within --budget_mins and prints what is left. On a GPU it writes
+benchmarks/results/gpu.json, gpu.md and gpu.png. Exit codes: 0 all done, 143 start again, 1
 something failed or is wrong.
 """
 
@@ -50,12 +50,12 @@ from resumable import (
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 TOTAL_MINS = 40
-REPORT_SECS = 10  # that writing the results may take
+REPORT_SECS = 10  # for writing the results
 NEEDED = (
   *("absl", "etils", "flax", "jax", "matplotlib", "ml_collections", "numpy", "optax", "orbax"),
   *("rich", "safetensors", "sentencepiece", "tokenizers"),
 )
-Options = argparse.Namespace  # of `main`, and `missing`: the packages that peers need
+Options = argparse.Namespace  # of `main`, plus `missing`: packages that peers need
 
 
 class Script(NamedTuple):
@@ -64,12 +64,12 @@ class Script(NamedTuple):
   file: str
   mins: float
   arguments: tuple[str, ...] = ()
-  smoke: tuple[str, ...] | None = ()  # arguments in miniature; None: left out there
+  smoke: tuple[str, ...] | None = ()  # arguments with --smoke; None: left out
   against_torch: bool = False
 
 
-# Both sides have fused attention where there is no dropout on its probabilities; ELECTRA-Small has
-# it, as in the paper.
+# Both sides use fused attention without dropout on probabilities; ELECTRA-Small has this dropout,
+# as in the paper.
 FUSED = "model.attention_dropout=0.0"
 TINY = (
   *("model.num_layers=2", "model.hidden_size=64", "model.num_heads=1"),
@@ -89,7 +89,7 @@ def speed(config: str, batch: int, length: int, mins: float, *fields: str, smoke
 
 
 def memory(config: str, batch: int, length: int, mins: float, smoke=False) -> Script:
-  """Returns the comparison of the preflight's peak with the real one."""
+  """Returns the comparison of the preflight's peak with the measured peak."""
   set_to = ("--set", f"train.batch_size={batch}", f"data.seq_length={length}")
   tiny = (*TINY, "train.batch_size=8", "data.seq_length=32")
   config = f"--config={config}"
@@ -97,7 +97,7 @@ def memory(config: str, batch: int, length: int, mins: float, smoke=False) -> Sc
   return Script("peak_memory.py", mins, (config, *set_to), smaller)
 
 
-SCRIPTS = {  # the quick and the important first
+SCRIPTS = {  # quick and important scripts first
   "device": Script("device.py", 0.5, (), ("--smoke",)),
   "numerics": Script("numerics.py", 4.5, (), ("--smoke",)),
   "resume": Script(
@@ -123,10 +123,10 @@ SCRIPTS = {  # the quick and the important first
 
 
 def measure(work: Work, o: Options, name: str) -> dict:
-  """Runs a script and returns its JSON, without what is the same for all.
+  """Runs a script and returns its JSON, without the fields common to all.
 
   Raises:
-    StepError: it failed; not where it ran and found something wrong, which is in its JSON.
+    StepError: the script failed; something "wrong" in its JSON is not a failure.
   """
   script, environment = SCRIPTS[name], {}
   arguments = [*(script.smoke if o.smoke else script.arguments)]
@@ -186,7 +186,7 @@ def shards(work: Work, o: Options) -> dict:
 
 
 def pretraining(work: Work, o: Options) -> dict:
-  """Trains ELECTRA-Small by the clock, as the speedrun does, or goes on; copies its curves."""
+  """Trains ELECTRA-Small for some minutes, as the speedrun, or resumes; copies its curves."""
   plan = work.folder / "pretraining-plan.json"
   if not plan.exists():  # once, by what the others leave
     spent = sum(work.record(name).get("secs", 0) for name in make_steps(o)) / 60
@@ -234,12 +234,12 @@ def main(
 ) -> int:
   """
   --out               folder (runs/gpu, or runs/gpu-smoke)
-  --budget_mins       to end before
+  --budget_mins       time limit
   --text              sources to train on, as config.data.sources (python-docs)
   --vocab             vocabulary file (one is trained); BERT's, with --glue
   --glue              folder with GLUE's folders (random tokens)
-  --pretraining_mins  of ELECTRA-Small, at most
-  --only              these steps
+  --pretraining_mins  time limit for ELECTRA-Small
+  --only              steps to run
   --smoke             in miniature, on the CPU; changes no file
   """
   if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:

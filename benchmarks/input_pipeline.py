@@ -1,10 +1,10 @@
-"""How fast shards become batches, against the disk's limit.
+"""Speed of reading batches from shards, compared with the disk's limit.
 
   python benchmarks/input_pipeline.py [--json benchmarks/results/input_pipeline.json]
 
-Both read the same random examples and are measured in turn, several rounds each:
-  electra_jax   batches of a global shuffle, as the training loop takes them
-  limit         NumPy copying the same records from memory-mapped files, nothing else
+Both read the same random examples and take turns for several rounds:
+  electra_jax   batches of a global shuffle, as in the training loop
+  limit         NumPy copying the same records from memory-mapped files
 """
 
 import itertools
@@ -60,7 +60,7 @@ def limit_batches(data: pretrain_batches.Shards, batch_size: int):
 
 def sequences_per_sec(batches, batch_size: int, secs: float) -> float:
   """Takes batches for about `secs` seconds."""
-  for _ in range(8):  # what is ready already does not count
+  for _ in range(8):  # skips the prefetched batches
     next(batches)
   count, start = 0, time.perf_counter()
   while time.perf_counter() - start < secs:
@@ -70,7 +70,7 @@ def sequences_per_sec(batches, batch_size: int, secs: float) -> float:
 
 
 def seek_secs(data: pretrain_batches.Shards, batch_size: int, step: int) -> float:
-  """Returns the seconds from nothing to the batch of a step."""
+  """Returns the seconds from the start to the batch of a step."""
   options = {"seed": 0, "batch_size": batch_size, "start_step": step}
   return peers.secs(lambda: next(pretrain_batches.train_batches(data, **options)))
 
@@ -83,7 +83,7 @@ def main(
   secs: float = 2.0,
 ) -> dict:
   """
-  --secs  of one measurement
+  --secs  seconds per measurement
   """
   with tempfile.TemporaryDirectory() as temporary:
     folder = Path(temporary)

@@ -2,8 +2,8 @@
 
   electra-jax experiment benchmarks/learn.py:DATA --out=DIR
 
-DATA has text.txt to pretrain on. All have the quickstart's learning rate, and 64 x 16 tokens a
-step. The second stage of two_stage starts from the first one's networks.
+DATA has text.txt to pretrain on. All arms have the quickstart's learning rate and 64 x 16 tokens
+per step. The second stage of two_stage starts from the networks of the first.
 """
 
 from pathlib import Path

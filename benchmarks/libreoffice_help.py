@@ -3,9 +3,9 @@
   apt-get install libreoffice-help-hi libreoffice-help-en-us
   python benchmarks/libreoffice_help.py hi > hi.txt
 
-or without root: `apt-get download` both, `dpkg -x` each into a folder, and --root=FOLDER. A page is
-a document and a paragraph a line. Repeated and untranslated paragraphs are left out; four
-fifths of an untranslated paragraph's letters are in words of the English help.
+Without root, use `apt-get download`, `dpkg -x` into a folder, and --root=FOLDER. A page is a
+document, a paragraph a line. Leaves out repeated and untranslated paragraphs; a paragraph counts as
+untranslated if four fifths of its letters are in words of the English help.
 """
 
 import re
@@ -73,8 +73,8 @@ def is_english(paragraph: str, english: set[str]) -> bool:
 
 def main(language: str, /, root: Path = Path("/")) -> None:
   """
-  language  a folder below the root's help: hi, vi, zh-CN, en-US
-  --root    of the unpacked packages
+  language  a folder of the help: hi, vi, zh-CN, en-US
+  --root    folder of the unpacked packages
   """
   seen, english = {""}, set()
   if language != "en-US":

@@ -1,4 +1,4 @@
-"""How a script is started, what it was measured on, and how its results are kept."""
+"""Runs scripts, describes the machine, and saves results."""
 
 import argparse
 import importlib.metadata
@@ -30,7 +30,7 @@ PACKAGES = (
 
 
 def describe() -> dict:
-  """Returns processor, cores, memory, load, system and versions; nothing that names the machine."""
+  """Returns processor, cores, memory, load, system and versions, without the machine's name."""
   versions = {}
   for name in PACKAGES:
     try:
@@ -49,7 +49,7 @@ def describe() -> dict:
 
 
 def devices() -> str:
-  """Returns how many devices of which kind JAX uses; a CPU by the name of its processor."""
+  """Returns the number and kind of JAX's devices, with the processor's name for a CPU."""
   import jax
 
   kind = jax.devices()[0].device_kind
@@ -70,11 +70,11 @@ def _field(path: str, name: str) -> str | None:
 
 
 def start(main: Callable) -> None:
-  """Runs a script: its options are main's parameters, with a line of help each in its docstring.
+  """Runs a script whose options are main's parameters, with help lines in main's docstring.
 
-  Parameters before a "/" are positional, a bool is a switch, a list takes several values. What main
-  returns is printed and, with --json=FILE, saved; if it has something "wrong", the exit code is 1.
-  A number is the exit code itself.
+  Parameters before a "/" are positional, a bool is a switch, a list takes several values. Prints
+  main's result and, with --json=FILE, saves it; exits with 1 if it has something "wrong". A result
+  that is a number is the exit code.
   """
   p = argparse.ArgumentParser(
     description=main.__globals__["__doc__"], formatter_class=argparse.RawTextHelpFormatter
@@ -128,7 +128,7 @@ def save(path: str | None, results: dict) -> None:
 
 
 def _shown(argument: str) -> str:
-  """Returns an argument without the folders of a file outside of the project.
+  """Returns an argument without the folders of a file outside the project.
 
   >>> _shown("--vocab=/data/bert/vocab.txt"), _shown("--config=configs/base.py")
   ('--vocab=vocab.txt', '--config=configs/base.py')
@@ -139,13 +139,13 @@ def _shown(argument: str) -> str:
 
 
 def preflight(config: str, topology: str, fields: list[str] = ()) -> list[dict]:
-  """Returns the costs that `electra-jax preflight` gives, from a process of its own.
+  """Returns the costs from `electra-jax preflight`, run in a separate process.
 
   Args:
     fields: FIELD=VALUE, of the configuration.
 
   Raises:
-    ValueError: preflight cannot say; its last line.
+    ValueError: preflight failed; the message is its last line.
   """
   with tempfile.TemporaryDirectory() as folder:
     lines = Path(folder) / "costs.jsonl"

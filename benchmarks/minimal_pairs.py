@@ -1,13 +1,13 @@
-"""Minimal pairs by pseudo-log-likelihood: this package against a plain loop over transformers.
+"""Speed of scoring minimal pairs, compared with a plain loop over transformers.
 
   python benchmarks/minimal_pairs.py --model=SOURCE --data=FILE.jsonl --json=FILE
                                      [--peer_pairs=1000] [--whole]
 
-SOURCE has a masked language model that Hugging Face has a class for. The loop is what one writes:
-for each sentence a batch of its copies, each with another token masked, through
-AutoModelForMaskedLM on PyTorch, with as many threads as there are cores. Both score --peer_pairs of
-the pairs, evenly spaced; with --whole this package then scores the whole file, by a pass a token
-and by a pass a sentence (mlm_unmasked). It needs torch and transformers.
+SOURCE has a masked language model that Hugging Face has a class for. For each sentence, the loop
+runs a batch of copies, each with a different token masked, through AutoModelForMaskedLM on PyTorch,
+with one thread per core. Both score --peer_pairs of the pairs, evenly spaced. With --whole this
+package then scores the whole file, with one pass per token and with one pass per sentence
+(mlm_unmasked). Needs torch and transformers.
 """
 
 import os

@@ -1,31 +1,30 @@
-"""Modern blocks against the paper's, part by part, at equal FLOPs: an experiment.
+"""Modern blocks compared with the paper's, part by part, at equal FLOPs: an experiment.
 
   electra-jax experiment benchmarks/modern_ab.py:DATA --out=DIR --at-once=2
       --rows=benchmarks/results/modern_ab_rows.jsonl [--only=ARM,...]
 
 DATA has text.txt to pretrain on, chunk/train.txt and chunk/test.txt of CoNLL-2000 and pairs.jsonl
-(BLiMP's).
+(of BLiMP).
 
-Questions: do modern blocks learn more from the same FLOPs (the generator's included) than the
-paper's; which of their parts does it; does Muon learn more than AdamW, `gdes` than shared
+Questions: do modern blocks learn more from the same FLOPs (including the generator's) than the
+paper's blocks, and which parts of them; does Muon learn more than AdamW, `gdes` than shared
 embeddings, a narrow deep generator than a wide shallow one, packed rows than two-segment examples?
-A part that is not better than its absence by more than two standard errors is not credited: the
-table has the difference from `modern`, with its standard error.
+The table has the difference from `modern` with its standard error; a part is credited if it helps
+by more than two standard errors.
 
-`modern`, `paper` and `muon` are trained once at each of four learning rates; the rate with the
-lowest masked-LM loss on the training text in the last tenth of the steps is taken, which no table
-shows. Then every arm is trained with three seeds at the rate of the arm that it changes, scores
-6,700 of the minimal pairs by its discriminator and by its generator, and is fine-tuned on chunking,
-as are fresh weights of the modern and of the paper's shape. `packed` is evaluated on packed rows,
-so only its pairs and its chunking compare.
+`modern`, `paper` and `muon` are trained once at each of four learning rates, of which the one with
+the lowest masked-LM loss on the training text in the last tenth of the steps is chosen. Every arm
+is trained with three seeds at the rate of the arm that it changes, scores 6,700 of the minimal
+pairs with its discriminator and with its generator, and is fine-tuned on chunking, as are random
+weights of the modern and the paper's shape. `packed` is evaluated on packed rows, so only its pairs
+and chunking are comparable.
 """
 
 from pathlib import Path
 
 from electra_jax.experiments.definition import Arm, Experiment, Pairs, Task
 
-# What differs from configs/quickstart.py, in every run and the build: AdamW, no windows, a narrow
-# generator.
+# Changes to configs/quickstart.py in every run and the build.
 RECIPE = {
   "generator.width_multiplier": 5 / 16,
   "generator.depth_multiplier": 1.0,
@@ -57,7 +56,7 @@ PAPER_BLOCKS = {
   "model.head_norm": False,
   "model.init_stddev": 0.1,
 }
-# The fourth of each was added because the third was the best of three.
+# The fourth rate of each was added because the third was the best of three.
 MODERN_RATES, PAPER_RATES = (8e-4, 1.6e-3, 3.2e-3, 6.4e-3), (3.5e-4, 7e-4, 1.4e-3, 2.8e-3)
 CHANGES = {  # of `modern`, at its rate
   "post-norm": {"model.block": "post_norm", "model.first_norm": True},

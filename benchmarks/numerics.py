@@ -1,17 +1,17 @@
-"""Does this machine's accelerator compute what its CPU computes in float32?
+"""Does this machine's accelerator compute the same as its CPU in float32?
 
   python benchmarks/numerics.py [--smoke] [--json OUT]
 
-gradient      loss and gradient of a training step, dropout included, against the same step on the
-              CPU in float32: in float32 at the highest precision of products, in float32 as it is
-              by default, and in bfloat16
-attention     XLA's and cuDNN's, with their gradients, on whole, padded and packed rows, against
+gradient      loss and gradient of a training step, dropout included, compared with the same step on
+              the CPU in float32: in float32 at the highest and the default precision of products,
+              and in bfloat16
+attention     XLA's and cuDNN's, with gradients, on whole, padded and packed rows, compared with
               XLA's on the CPU in float32 from the same bfloat16 numbers
-packed        states of a packed row's documents against the states of each document alone
-accumulation  the gradient in four microbatches against the whole batch's
+packed        states of the documents of a packed row compared with each document alone
+accumulation  the gradient in four microbatches compared with that of the whole batch
 
-An error is |found - expected| / |expected| over all numbers together. Exits with 1 if one is above
-its tolerance. Needs no TensorFlow and no data. On a CPU it compares the CPU with itself.
+An error is |found - expected| / |expected| over all numbers. Exits with 1 if an error is above its
+tolerance. Needs no TensorFlow and no data. On a CPU it compares the CPU with itself.
 """
 
 import functools
@@ -34,7 +34,7 @@ from electra_jax.runtime import parallel
 
 
 class Precision(NamedTuple):
-  """A type of activations, the precision of its products, and the errors to expect of it."""
+  """A dtype of activations, the precision of products, and their tolerated errors."""
 
   dtype: str
   products: str | None  # as jax.default_matmul_precision
@@ -74,7 +74,7 @@ SMOKE_DOCUMENTS = (9, 15)
 
 
 def check(what: str, tolerance: float, error: Callable[..., float], *args) -> dict:
-  """Compares by error(*args), which may raise: a failure does not hide the other comparisons."""
+  """Compares with error(*args); reports an exception, so that other comparisons go on."""
   found, reason = None, ""
   try:
     found = error(*args)
@@ -95,7 +95,7 @@ def distance(found, expected) -> float:
 
 
 def ragged_batch(rows: int, length: int) -> Batch:
-  """Returns rows of random tokens, two segments, half to all of the length filled."""
+  """Returns rows of random tokens in two segments, filled by half or more."""
   rng = np.random.default_rng(0)
   mask = np.arange(length) < rng.integers(length // 2, length + 1, rows)[:, None]
   ids = np.where(mask, rng.integers(1000, VOCAB.size, mask.shape), 0).astype(np.int32)
@@ -179,7 +179,7 @@ def check_accumulation(device: jax.Device, smoke: bool) -> list[dict]:
 
 
 def check_attention(device: jax.Device, smoke: bool) -> tuple[list[dict], list[str]]:
-  """Compares implementations of attention; returns also what could not be compared."""
+  """Compares implementations of attention; also returns what could not be compared."""
   B, L, H, d = (2, 32, 2, 8) if smoke else (4, 512, 12, 64)
   cfg = TransformerConfig(1000, H * d, H * d, 1, H, 4 * H * d, L)
   rng = np.random.default_rng(0)

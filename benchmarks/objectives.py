@@ -3,10 +3,10 @@
   python benchmarks/objectives.py speed --json=OUT
   python benchmarks/objectives.py memory --json=OUT
 
-speed   times each one's step at small size, taking turns with electra in one process: the median of
-        the rounds' ratios.
-memory  compiles the step at base size, 16 x 512 tokens, float32, layers in a loop, and asks the
-        compiler for its temporary memory. Runs nothing.
+speed   times the step of each at small size, in turns with electra in one process: the median
+        of the ratios.
+memory  compiles the step at base size, 16 x 512 tokens, float32, layers in a loop, and prints the
+        compiler's temporary memory. Runs nothing.
 """
 
 import statistics

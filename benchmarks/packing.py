@@ -1,15 +1,15 @@
-"""Packed rows: real tokens a second against two-segment examples, and the memory of attention.
+"""Packed rows: real tokens per second compared with two-segment examples, and attention's memory.
 
   python benchmarks/packing.py speed --folder=DIR --json=benchmarks/results/packing.json
   python benchmarks/packing.py memory v5e:1x1 h200x1 --json=benchmarks/results/packing_memory.json
 
-`speed` builds the installed packages' documentation both ways at 128 and 512 tokens and times the
-step of a small network on real batches; rounds alternate, and the best counts. A real token is one
-of the text: neither padding nor special, and none that the examples discard.
+`speed` builds the docstrings of the installed packages both ways at 128 and 512 tokens and times
+the step of a small network on these batches; rounds alternate, and the best counts. Real tokens are
+tokens of the text, without padding, special and discarded tokens.
 
-`memory` compiles attention and its gradient for devices that need not be here: with the mask and,
-on TPUs, splash attention, on GPUs cuDNN's packed layout. It needs the TPU compiler (the extra
-`tpu`) or the GPUs' (`gpu-compile`) and nvidia-cudnn-cu13.
+`memory` compiles attention and its gradient for described devices: with the mask and, on TPUs,
+splash attention, on GPUs cuDNN's packed layout. Needs the TPU compiler (the extra `tpu`), or the
+GPU compiler (`gpu-compile`) and nvidia-cudnn-cu13.
 """
 
 from typing import Literal
@@ -55,7 +55,7 @@ class Contestant:
 
 
 def speed(folder: str, rounds: int, steps: int) -> dict:
-  """Returns the real tokens a second for each kind of examples and each length."""
+  """Returns the real tokens per second for each kind of examples and each length."""
   found = {}
   for length in (128, 512):
     contestants = [Contestant(folder, kind, length) for kind in ("segments", "packed")]

@@ -1,13 +1,13 @@
-"""The peak of a training step's memory: by the preflight, and on the device.
+"""The peak memory of a training step: from the preflight, and measured on the device.
 
   python benchmarks/peak_memory.py --config=configs/small.py [--set FIELD=VALUE ...] [--json OUT]
 
-here        the compiler's number for this machine's device, as `preflight --topology=here` gives it
-described   the number from this kind of GPU's data sheet, as preflight gives it without a GPU
-real        the most that the device had in use, after three steps of the program that was compiled
+here        the compiler's number for this device, from `preflight --topology=here`
+described   the number for this kind of GPU's data sheet, from preflight without a GPU
+real        the device's peak after three steps of the compiled program
 
-Compiling tunes kernels on the device, which takes memory too; where that was more than the steps
-took, `real` is that, and `tuning_was_more` says so.
+Compilation tunes kernels on the device, which takes memory, too. If it takes more than the steps,
+`real` is that peak, and `tuning_was_more` is set.
 """
 
 import jax
@@ -22,10 +22,10 @@ from electra_jax.runtime import parallel
 
 
 def described(config: str, fields: list[str], devices: tuple[jax.Device, ...]) -> float:
-  """Returns the bytes that preflight says a step needs on such GPUs.
+  """Returns the bytes of a step from preflight, for GPUs of this kind.
 
   Raises:
-    ValueError: preflight cannot say.
+    ValueError: preflight failed.
   """
   kind = devices[0].device_kind
   named = [name for name, gpu in gpus.GPUS.items() if gpu.kind.lower() in kind.lower()]
@@ -35,7 +35,7 @@ def described(config: str, fields: list[str], devices: tuple[jax.Device, ...]) -
 
 
 def in_use(device: jax.Device) -> int | None:
-  """Returns the most bytes that were in use; None where the device does not say."""
+  """Returns the peak bytes in use, None if the device does not report them."""
   return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 

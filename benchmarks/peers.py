@@ -1,4 +1,4 @@
-"""Contestants that take turns, and PyTorch peers, each in a process of its own."""
+"""Contestants that take turns, and PyTorch peers in separate processes."""
 
 import contextlib
 import multiprocessing
@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple
 PEERS = {
   "eager": ("transformers + PyTorch", None),
   "compiled": ("transformers + torch.compile", "inductor"),
-  # What torch.compile captures, without code generation, which takes minutes: to try it.
+  # For tests: torch.compile without code generation, which takes minutes.
   "captured": ("transformers + torch.compile, not generated", "aot_eager"),
 }
 Kinds = list[Literal["eager", "compiled", "captured"]] | None  # of a script's --peer
 
 
 def chosen(kinds: Kinds) -> list[tuple[str, str | None]]:
-  """Returns name and backend of each peer of --peer; without a value it is the eager one."""
+  """Returns name and backend of each peer in --peer; without a value, of the eager peer."""
   return [] if kinds is None else [PEERS[kind] for kind in kinds or ["eager"]]
 
 
@@ -26,15 +26,15 @@ class PeerError(RuntimeError):
 
 
 class InItsOwnProcess:
-  """A peer that runs in another process and is waited for in this one.
+  """A peer that runs in another process.
 
-  In one process the threads of each wait busily on the other's cores. It starts at once; `wait`
-  before the first `run`.
+  In a shared process, the threads of one peer would spin on the cores of the other. The process
+  starts at once; call `wait` before the first `run`.
 
   Args:
     name: in the results.
     make: makes the peer: an object with `compile_secs` and `run(*args)`.
-    args: of `make`, and pickled as it is.
+    args: of `make`, pickled, too.
   """
 
   def __init__(self, name: str, make: Callable, *args):
@@ -50,7 +50,7 @@ class InItsOwnProcess:
     self.compile_secs = self._answer()
 
   def run(self, *args) -> None:
-    """Has the peer run. Raises PeerError if it failed."""
+    """Runs the peer. Raises PeerError if it fails."""
     with contextlib.suppress(BrokenPipeError):  # its last answer says why
       self._pipe.send(args)
     self._answer()
@@ -85,7 +85,7 @@ def _serve(pipe, make: Callable, *args) -> None:
 
 
 def wait_for(started: list[InItsOwnProcess]) -> tuple[list[InItsOwnProcess], list[str]]:
-  """Waits for the peers' first steps; returns the peers that can run, and why the others cannot."""
+  """Waits for the peers' first steps; returns the usable peers, and why the others failed."""
   ready, could_not = [], []
   for peer in started:
     try:
@@ -103,7 +103,7 @@ def stop(started: list[InItsOwnProcess]) -> None:
 
 
 def secs(action: Callable[[], object]) -> float:
-  """Returns how long an action takes."""
+  """Returns the seconds of an action."""
   start = time.perf_counter()
   action()
   return time.perf_counter() - start
@@ -117,7 +117,7 @@ class Action(NamedTuple):
 
 
 class TorchLoop:
-  """What training loops of PyTorch share: AdamW, clipping, and bfloat16 on a GPU."""
+  """A base of PyTorch training loops: AdamW, clipping, and bfloat16 on a GPU."""
 
   def __init__(self):
     import torch
@@ -132,7 +132,7 @@ class TorchLoop:
     self.tx = self.torch.optim.AdamW(self.weights, rate, weight_decay=decay, fused=fused)
 
   def compiled(self, function: Callable, backend: str | None) -> Callable:
-    """Returns a function compiled with a backend, or as it is without one."""
+    """Returns a function compiled with a backend, or unchanged without a backend."""
     return self.torch.compile(function, backend=backend, dynamic=False) if backend else function
 
   def autocast(self):
@@ -150,9 +150,9 @@ class TorchLoop:
 def compare(
   ours: list, others: list[InItsOwnProcess], rounds: list[tuple]
 ) -> tuple[list, dict[str, list[float]], list[str]]:
-  """Has contestants take turns and ends the peers' processes.
+  """Lets contestants take turns and ends the peers' processes.
 
-  Returns the contestants with times, their seconds, and why others could not.
+  Returns the contestants with times, their seconds, and why others failed.
   """
   ready, failed = wait_for(others)
   times, gave_up = take_turns([*ours, *ready], rounds)

@@ -1,11 +1,11 @@
-"""What the paper's three models and modern ones need and take on TPUs and GPUs that are not here.
+"""The preflight of the paper's three models and of modern ones on TPUs and GPUs, as a table.
 
   python benchmarks/preflight_table.py [--write] [--minutes=45] [--jobs=2]
 
-Runs `electra_jax.preflight` at each configuration's batch size, a process for each slice, and
-prints the table. What is in the JSON already is not compiled again, so it can be stopped and taken
-up again; what lacks its compiler (the extras `tpu` and `gpu-compile`) is left out. With --write the
-table goes into preflight_table.md beside it. All slices take over three hours of one core.
+Runs `electra_jax.preflight` at each configuration's batch size, in a process for each slice, and
+prints the table. Started again, skips slices in the JSON file; leaves out slices without a compiler
+(the extras `tpu` and `gpu-compile`). --write writes preflight_table.md. All slices take
+over three hours on one core.
 """
 
 import concurrent.futures
@@ -57,7 +57,7 @@ TITLES = (
 
 
 def estimate_step(name: str, topology: str) -> dict:
-  """Returns what a preflight in a process of its own says: its costs, or why there are none."""
+  """Returns the costs from a preflight in a separate process, or its error."""
   started, (file, colon, size) = time.perf_counter(), name.partition(":")
   try:
     found = {"costs": machine.preflight(f"configs/{file}.py{colon}{size}", topology)}
@@ -105,8 +105,8 @@ def markdown(results: list[dict]) -> str:
 def main(write: bool = False, minutes: float = math.inf, jobs: int = 1) -> None:
   """
   --write    write benchmarks/results/preflight_table.md
-  --minutes  start none after that
-  --jobs     compile as many at a time, a core each
+  --minutes  time after which no slice is started
+  --jobs     slices at a time, one core each
   """
   results = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else []
   known, end = {(x["config"], x["topology"]) for x in results}, time.monotonic() + 60 * minutes
@@ -120,7 +120,7 @@ def main(write: bool = False, minutes: float = math.inf, jobs: int = 1) -> None:
     for future in concurrent.futures.as_completed(pool.submit(in_time, x) for x in todo):
       if (found := future.result()) is None:
         continue
-      if "comes with: pip install" in found.get("error", ""):
+      if "pip install 'electra_jax[" in found.get("error", ""):
         print(found["error"], flush=True)
         continue
       results.append(found)

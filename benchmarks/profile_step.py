@@ -1,13 +1,13 @@
-"""Where the time of a training step goes on one core, by kind of operation: ours and PyTorch's.
+"""The time of a training step on one core by kind of operation, for ours and PyTorch.
 
   python benchmarks/profile_step.py [--peer] [--config=configs/small.py] [--batch=32] [--length=128]
                                     [--set FIELD=VALUE...] [--steps=3] [--json=OUT]
 
-Steps and sizes are the ones of benchmarks/train_step.py. On one core each operation runs by
-itself, so that their times add up to the step's; `rest` is what no operation accounts for. Times
-come from JAX's profiler (the instruction of each event; its kind from the instruction's source and
-shape) and from PyTorch's (time of an operator without what it calls). Page faults count for the
-whole step. --peer needs torch and transformers.
+Steps and sizes are those of benchmarks/train_step.py. On one core operations run one by one, so
+their times add up to the step's; `rest` is the time outside operations. Times come from JAX's
+profiler (the instruction of each event, whose source and shape give its kind) and PyTorch's (an
+operator without the operators that it calls). Page faults are of the whole step. --peer needs torch
+and transformers.
 """
 
 import collections
@@ -66,7 +66,7 @@ def kind_of(shape: tuple[int, ...], source: str, vocabulary: int, length: int) -
 
 
 def ours(step: train_step.Ours, batch, steps: int) -> dict[str, float]:
-  """Returns the seconds a step of each kind of operation of our step."""
+  """Returns the seconds per step of each kind of operation of our step."""
   (placed,) = parallel.prefetch([batch])
   known = instructions(step.step.lower(step.state, placed).compile().as_text())
   found: collections.Counter[str] = collections.Counter()
@@ -111,7 +111,7 @@ def kind_of_operator(name: str, shapes: list[list[int]], vocabulary: int, length
 
 
 def peers(peer: train_step.Peer, length: int, steps: int) -> dict[str, float]:
-  """Returns the seconds a step of each kind of operation of the peer's step."""
+  """Returns the seconds per step of each kind of operation of the peer's step."""
   from torch import profiler
 
   with profiler.profile(activities=[profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
@@ -124,7 +124,7 @@ def peers(peer: train_step.Peer, length: int, steps: int) -> dict[str, float]:
 
 
 def timed(run: Callable, steps: int) -> dict[str, float]:
-  """Returns seconds and page faults a step, without a profiler."""
+  """Returns seconds and page faults per step, without a profiler."""
   faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
   secs = step_secs(lambda: run(steps))
   faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults

@@ -1,8 +1,8 @@
-"""Runs steps one after the other within a time budget; started again, goes on where it was.
+"""Runs steps one by one within a time budget; started again, continues.
 
-Each step leaves a JSON in the folder when it ends. One that is done is not run again, one that
-failed is tried again after the others, and one that is stopped by the end of the time is begun
-anew, or goes on if it can. Needs nothing but Python.
+Each step writes a JSON file to the folder when it ends. Finished steps are not run again, failed
+steps are tried again after the others, and steps stopped by the time limit start again, or continue
+if they can. Needs only Python.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 DONE, FAILED, LEFT = "done", "failed", "left"
-STOPPED = 143  # exit code that asks to be started again, as in the package's programs
+STOPPED = 143  # exit code of a program to be started again, as in the package
 PR_SET_PDEATHSIG, STARTED = 1, time.monotonic()
 ROOT = Path(__file__).resolve().parent.parent
 # XLA's fastest compilation, for any CPU.
@@ -34,7 +34,7 @@ class StepError(RuntimeError):
 
 
 class OutOfTime(RuntimeError):
-  """The time was over before a step was."""
+  """The time limit stopped a step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +52,16 @@ class Work:
     return self.folder / f"{name.replace(' ', '-')}.json"
 
   def record(self, name: str) -> dict:
-    """Returns what is kept of a step, {} if nothing."""
+    """Returns the record of a step, {} without one."""
     with contextlib.suppress(OSError, ValueError):
       return json.loads(self.path(name).read_text())
     return {}
 
   def check_settings(self, settings: dict) -> None:
-    """Compares settings with the folder's; writes them if it is new.
+    """Compares settings with the folder's; writes them to a new folder.
 
     Raises:
-      SystemExit: they differ, or the folder cannot be used.
+      SystemExit: the settings differ, or the folder cannot be used.
     """
     path, settings = self.folder / "settings.json", json.loads(json.dumps(settings))
     try:
@@ -79,7 +79,7 @@ class Work:
       )
 
   def write(self, path: Path, content: dict) -> None:
-    """Writes JSON to a file in the folder, completely or not at all."""
+    """Writes JSON to a file in the folder, atomically."""
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(draft, path)
@@ -89,12 +89,12 @@ class Work:
   ) -> str:
     """Runs a program; returns its output, which is also in folder/logs.
 
-    It gets SIGTERM `stop_secs` before the deadline and SIGKILL at the deadline, as does what it has
-    started; and SIGKILL when this process ends, however that ends.
+    It and its children get SIGTERM `stop_secs` before the deadline, and SIGKILL at the deadline or
+    when this process ends.
 
     Raises:
-      StepError: it ended with another code than 0; the message has its last line.
-      OutOfTime: the time was over.
+      StepError: the exit code is not 0; the message has the last line.
+      OutOfTime: the deadline has passed.
     """
     log = self.folder / "logs" / f"{name.replace(' ', '-')}.log"
     log.parent.mkdir(exist_ok=True)
@@ -129,7 +129,7 @@ class Work:
     return output
 
   def module(self, name: str, module: str, config: str, fields: dict, *args: str, **more) -> str:
-    """Runs a program of the package with a configuration and fields of it, as `program`."""
+    """Runs a program of the package with a configuration and fields, as `program`."""
     changes = [f"--config.{field}={value}" for field, value in fields.items()]
     command = [sys.executable, "-m", module, f"--config={config}", *changes, *args]
     return self.program(name, command, **more)
@@ -138,16 +138,16 @@ class Work:
 def open_folder(
   folder: Path, compiled: Path, mins: float, settings: dict, gpu: bool = False, **environment: str
 ) -> tuple[Work, str, str]:
-  """Returns the folder with its settings checked, and platform and description of JAX's devices.
+  """Returns the folder with checked settings, and the platform and description of JAX's devices.
 
   Args:
-    compiled: the folder for what XLA compiles.
-    mins: until the end of the time.
-    settings: "smoke" is one.
-    gpu: whether a GPU is needed, but for a smoke test.
+    compiled: the folder for compiled programs.
+    mins: the time limit.
+    settings: including "smoke".
+    gpu: whether a GPU is needed, except for a smoke test.
 
   Raises:
-    SystemExit: JAX does not start or has no GPU, the folder cannot be written or has other
+    SystemExit: JAX does not start or has no GPU, the folder cannot be written or has different
       settings.
   """
   paths = filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])
@@ -174,7 +174,7 @@ def say(text: str) -> None:
 
 
 def json_lines(path: Path) -> list[dict]:
-  """Returns the objects of a file of JSON lines, if there is one, without a line cut off."""
+  """Returns the objects of a file of JSON lines, [] without one, except truncated lines."""
   texts = path.read_text().splitlines(keepends=True) if path.exists() else []
   return [json.loads(text) for text in texts if text.endswith("\n")]
 
@@ -187,7 +187,7 @@ def run_script(main: Callable[[], int]) -> None:
   except KeyboardInterrupt:
     print("stopped; start it again to go on")
     sys.exit(STOPPED)
-  except OSError as error:  # the folder of the results can no longer be written
+  except OSError as error:  # the results folder is no longer writable
     sys.exit(f"error: {error.strerror}: {error.filename or 'in the folder of --out'}")
 
 
@@ -196,7 +196,7 @@ def _end_with_parent() -> None:
 
 
 def _stop(process: subprocess.Popen, secs: float) -> int:
-  """Ends a program and what it has started; gives it some seconds if it is to save something."""
+  """Ends a program and its children, after some seconds to save."""
   if secs:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -208,12 +208,12 @@ def _stop(process: subprocess.Popen, secs: float) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A step and the time that it takes.
+  """A step and its time.
 
   Args:
-    run: returns its result, of which "could_not" is a list of lines.
-    mins: by estimate; it is not begun with less time left.
-    goes_on: it goes on where it was stopped, so it is worth beginning with less.
+    run: returns the result, in which "could_not" is a list of lines.
+    mins: estimated time; the step does not start with less time left.
+    goes_on: whether it continues where it was stopped, and so may start with less time.
   """
 
   run: Callable[[Work], dict]
@@ -222,7 +222,7 @@ class Step:
 
 
 def run_steps(steps: dict[str, Step], work: Work, say: Callable[[str], None]) -> dict[str, dict]:
-  """Runs what is not done; returns the record of every step, in their order."""
+  """Runs the missing steps; returns the records of all steps, in order."""
   known = {name: work.record(name) for name in steps}
   for name in sorted(steps, key=lambda name: known[name].get("status") == FAILED):
     step, record = steps[name], known[name]
@@ -245,7 +245,7 @@ def run_steps(steps: dict[str, Step], work: Work, say: Callable[[str], None]) ->
 def choose(
   steps: dict[str, Step], names: Sequence[str], groups: dict[str, list[str]] | None = None
 ) -> dict[str, Step]:
-  """Returns some steps or groups of them, in order; raises SystemExit if one is unknown."""
+  """Returns the named steps or groups, in order; raises SystemExit for an unknown name."""
   groups = groups or {}
   asked = [name for x in names for name in groups.get(x, [x])]
   if unknown := [name for name in asked if name not in steps]:
@@ -255,19 +255,19 @@ def choose(
 
 
 def exit_code(records: dict[str, dict]) -> int:
-  """Returns the exit code of a script whose steps ended so."""
+  """Returns the exit code of a script from the records of its steps."""
   statuses = {record["status"] for record in records.values()}
   return 1 if FAILED in statuses else STOPPED if LEFT in statuses else 0
 
 
 def _run(step: Step, work: Work, before: float) -> dict:
-  """Runs a step and returns its record; `before` are the seconds of its earlier starts."""
+  """Runs a step and returns its record; `before` is the seconds of earlier starts."""
   start, status, result, reason = time.monotonic(), DONE, {}, ""
   try:
     result = step.run(work)
   except OutOfTime as error:
     status, reason = LEFT, str(error)
-  except Exception as error:  # whatever a step does wrong, the others are run
+  except Exception as error:  # the other steps run anyway
     kind = "" if isinstance(error, StepError) else f"{type(error).__name__}: "
     status, reason = FAILED, f"{kind}{' '.join(str(error).split())}"
   secs = time.monotonic() - start + (before if step.goes_on else 0)

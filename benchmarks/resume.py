@@ -1,11 +1,11 @@
-"""Is a run that was killed on this machine's accelerator, bit for bit, one that was left alone?
+"""Does a killed and resumed run equal an uninterrupted one on this accelerator, bit for bit?
 
   python benchmarks/resume.py --out DIR [--set FIELD=VALUE ...] [--json OUT]
 
-Trains once to the end, once until `kill -9` after the second checkpoint, and then on to the end,
-and compares the last checkpoints and the lines of metrics. All three share what is compiled. GPUs
-may add up in another order each time; where bits differ it says by how much, and does it again with
-XLA's deterministic operations. Exits with 1 if bits differ then too. Needs no TensorFlow.
+Trains once to the end, and once until `kill -9` after the second checkpoint and then to the end,
+and compares the last checkpoints and the metrics. All starts share compiled programs. GPUs may sum
+in a different order each time; if bits differ, prints the difference and repeats with XLA's
+deterministic operations. Exits with 1 if bits still differ. Needs no TensorFlow.
 """
 
 import os
@@ -28,7 +28,7 @@ DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
 def start(folder: Path, workdir: Path, steps: int, fields: dict, flags: str) -> subprocess.Popen:
-  """Starts a run, or goes on with it."""
+  """Starts or resumes a run."""
   every = steps // SAVES
   fields = {
     "checkpoint.every_steps": every,

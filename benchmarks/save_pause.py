@@ -2,18 +2,18 @@
 
   python benchmarks/save_pause.py --name=before [--json=FILE]
 
-The state is ELECTRA-Base's, weights and both moments of Adam, and the steps are its own, on one
-short sequence. Each round is some steps alone, a save with steps until it is on disk, and then each
-part of a save by itself. Prints medians of
-  save       how long `Checkpoints.save` blocks, nothing else being under way
-  next step  how much longer than alone the first step after it takes: it cannot overwrite arrays
-             that are being written, and takes new memory
-  lost       how much longer than alone all takes from the call of `save` until it is on disk:
-             what is done in the background shares cores and memory with the steps
-  on disk    how long that is
-  step       how long a step takes alone
-and of the parts: to_global, host (the arrays on the host), crc and finite (the two passes over
-them, on all cores), orbax (how long its own manager blocks for the same state).
+The state is ELECTRA-Base's, weights and both moments of Adam, trained on one short sequence. Each
+round has some steps alone, a save with steps until it is on disk, and each part of a save alone.
+Prints the median times of
+  save       `Checkpoints.save` blocks the thread, with nothing else running
+  next step  the first step after the save, beyond a step alone: it cannot overwrite arrays that are
+             being written, and takes new memory
+  lost       steps from the call of `save` until it is on disk, beyond these steps alone: the
+             background work shares cores and memory with them
+  on disk    from the call of `save` until it is on disk
+  step       a step alone
+and of the parts: to_global, host (copying the arrays to the host), crc and finite (two passes over
+the arrays, on all cores), orbax (its manager blocks for the same state).
 """
 
 import os
@@ -37,7 +37,7 @@ from electra_jax.runtime.checkpoint import Checkpoints
 
 
 def parts_of_a_save(state, sharding, manager, number: int) -> dict[str, float]:
-  """Returns how long each thing that a save may have to do takes by itself."""
+  """Returns the seconds of each part of a save, alone."""
   found, arrays = {}, []
   found["to_global"] = secs(lambda: sharding.to_global(state))
   found["host"] = secs(
@@ -55,7 +55,7 @@ def parts_of_a_save(state, sharding, manager, number: int) -> dict[str, float]:
 
 
 def cost_of_a_save(ours: Ours, checkpoints: Checkpoints, number: int) -> dict[str, float]:
-  """Returns how long a save blocks, and how long the steps take beside it."""
+  """Returns the seconds that a save blocks, and of the steps during it."""
   os.sync()  # what the round before it wrote
   alone = [secs(lambda: ours.run(1)) for _ in range(5)]
   step, written = statistics.median(alone), checkpoints.folder / str(number)

@@ -1,12 +1,12 @@
-"""How long does a second start take to its first step, with what the first one has compiled?
+"""Time to the first step of a second start, with the programs that the first start compiled.
 
   python benchmarks/second_start.py [--rounds=3] [--json benchmarks/results/second_start.json]
 
-Each round starts the same command twice in an empty workdir, and each time kills it when the line
-of step 2 is written. Nothing was saved by then: all the second has over the first is `compiled/`.
-The networks see the same text, in batches of 8 sequences of 128 tokens, quickstart's of 16. Tells
-how long it took until the run was described (imports, configuration, data), until the held-out
-documents were evaluated at step 0, until step 1, and how long step 2 takes, which nothing shortens.
+Each round starts the same command twice in an empty workdir, and kills it after the line of step 2,
+before any save, so that the second start only has the first one's `compiled/`. The networks read
+the same text, in batches of 8 sequences of 128 tokens (quickstart: 16). Prints the time until the
+run is described (imports, configuration, data), until the evaluation at step 0, until step 1, and
+the time of step 2, for comparison.
 """
 
 import statistics

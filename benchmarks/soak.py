@@ -1,17 +1,16 @@
-"""An hour of training in one process: does anything grow, slow down or pile up?
+"""An hour of training in one process: does memory grow, or speed fall?
 
   python benchmarks/soak.py [--minutes=60] [--warm_up=5] [--json benchmarks/results/soak.json]
 
-A tiny network on a generated text, with a line every second, an evaluation and a checkpoint every
-20, so that what leaks at a line, an evaluation or a save has a hundred chances. From outside: the
-memory (RSS), open files and threads of the process and the checkpoints on its disk, every ten
-seconds. What malloc keeps and protobuf has given back at times moves the memory, hence an hour, and
-slopes since later minutes too. Then a second process starts the same training, and the two run in
-turns of 20 s: machines drift by more than a program slows down, so the old process is also compared
-with the new one. In the end it is told to stop by SIGTERM. Exits with 0 if, after the warm-up,
-memory grows by less than 1 MB a minute, the process has no more open files than when it began,
-exactly the checkpoints to keep are left, the last five minutes are within 5 % of the first five's
-speed, the old process is within 5 % of the new one's speed, and it ends within 30 s.
+Trains a tiny network on generated text, with a log line every second, and an evaluation and a
+checkpoint every 20 seconds, so that a leak in any of them repeats a hundred times. Records the
+memory (RSS), open files, threads and checkpoints of the process every ten seconds. malloc and
+protobuf move the memory at times, so the test takes an hour, and also computes slopes of later
+minutes. Then a second process starts the same training, and the two take turns of 20 s, because the
+speed of machines drifts by more than a program slows down. At the end the process gets SIGTERM.
+Exits with 0 if, after the warm-up, memory grows by less than 1 MB per minute, open files do not
+grow, exactly the checkpoints to keep are left, the speed of the last five minutes is within 5 % of
+the first five and of the new process, and the process ends within 30 s.
 """
 
 import math
@@ -31,9 +30,9 @@ sys.path.insert(0, str(machine.ROOT / "tests" / "faults"))
 import harness  # noqa: E402
 
 SAVE_EVERY, KEEP, KEEP_EVERY = 1000, 3, 20_000
-STEPS = 10_000_000  # more than there is time for
+STEPS = 10_000_000  # more than the time allows
 TURNS, TURN_SECS = 8, 20
-FIELDS = {  # besides the fields of the faults' network
+FIELDS = {  # in addition to the fields of the faults' network
   "optimizer.learning_rate": 1e-3,
   "optimizer.warmup_steps": 1000,
   "train.batch_size": 32,
@@ -48,7 +47,7 @@ FIELDS = {  # besides the fields of the faults' network
 
 
 def look(run: harness.Run, workdir: Path, started: float) -> dict:
-  """Returns what the process holds now."""
+  """Returns the memory, open files, threads and checkpoints of the process."""
   process, steps = psutil.Process(run.process.pid), harness.checkpoints(workdir)
   memory = process.memory_info()
   return {
@@ -64,19 +63,19 @@ def look(run: harness.Run, workdir: Path, started: float) -> dict:
 
 
 def judge(seen: list[dict], warm_up: float, in_turns: list[float], stop_secs: float) -> dict:
-  """Returns the figures of what was seen after the warm-up (minutes), and what is "wrong"."""
+  """Returns the measurements after the warm-up (minutes), and what is "wrong"."""
 
   def between(first: float, last: float = math.inf) -> list[dict]:
     return [x for x in seen if first <= x["secs"] / 60 <= last]
 
   def slope(since: float) -> float:
-    """Megabytes a minute after some minutes, by least squares."""
+    """Megabytes per minute after some minutes, by least squares."""
     part = between(since)
     line = np.polyfit([x["secs"] / 60 for x in part], [x["rss_mb"] for x in part], 1)
     return round(float(line[0]), 3)
 
   def rate(part: list[dict]) -> float:
-    """Steps a second, lines, evaluations and saves included."""
+    """Steps per second, including lines, evaluations and saves."""
     return (part[-1]["step"] - part[0]["step"]) / (part[-1]["secs"] - part[0]["secs"])
 
   def open_files(part: list[dict]) -> float:
@@ -125,7 +124,7 @@ def judge(seen: list[dict], warm_up: float, in_turns: list[float], stop_secs: fl
 
 
 def take_turns(runs: list[harness.Run], workdirs: list[Path]) -> list[float]:
-  """Lets one of two processes run at a time, and returns the steps a second of each."""
+  """Lets two processes take turns; returns the steps per second of each."""
   begun = [harness.last_line(workdir) for workdir in workdirs]
   for _ in range(TURNS):
     for run, other in (runs, reversed(runs)):
@@ -138,9 +137,9 @@ def take_turns(runs: list[harness.Run], workdirs: list[Path]) -> list[float]:
 
 
 def stop(run: harness.Run) -> tuple[float, str]:
-  """Tells a process to stop; returns the seconds that it took, and its times or its output.
+  """Stops a process; returns the seconds that it took, and its times or its output.
 
-  They are 100 where it did not, or not as it should.
+  Returns 100 seconds if it did not stop properly.
   """
   run.send(signal.SIGTERM)
   started = time.monotonic()
@@ -155,7 +154,7 @@ def stop(run: harness.Run) -> tuple[float, str]:
 
 
 def soak(folder: Path, minutes: float) -> tuple[list[dict], list[float], float, str]:
-  """Trains for some minutes; returns what was seen, both speeds, and what `stop` does."""
+  """Trains for some minutes; returns the measurements, both speeds, and the result of `stop`."""
   harness.build(folder)
   workdir, other, seen = folder / "run", folder / "young", []
   reached = harness.reaches(workdir, 1)
@@ -175,7 +174,7 @@ def soak(folder: Path, minutes: float) -> tuple[list[dict], list[float], float, 
 
 def main(minutes: float = 60, warm_up: float = 5) -> dict:
   """
-  --warm_up  minutes that are not judged
+  --warm_up  minutes to ignore
   """
   if minutes < warm_up + 10:
     raise SystemExit(

@@ -1,4 +1,4 @@
-"""Ten minutes of one GPU: shards, a training by the clock, exports, tasks, and a row of results.
+"""Ten minutes on one GPU: shards, pretraining for some minutes, exports, tasks, a row of results.
 
   make speedrun PYTHON=python3 ARGS="--text FILE --glue DIR --chunk DIR --pairs FILE"
   python benchmarks/speedrun.py [--arm electra|bert|small|bert_small] [--seed N] [--minutes 8]
@@ -10,20 +10,20 @@
   python benchmarks/speedrun.py --report                           # docs/speedrun.md, its picture
   python benchmarks/speedrun.py --smoke                            # in miniature, on the CPU
 
-shards      of --text, on all cores, or --shards; of Python's documentation without them
-train       by the clock; stopped by the end of the time, it goes on at the next start
+shards      from --text, on all cores, or --shards, or from Python's documentation
+train       for --minutes; if the time limit stops it, the next start continues
 export      both networks for Hugging Face, in bfloat16 and files of 15 MB
-tasks       CoLA, SST-2, MRPC, STS-B, RTE: those whose folders are in --glue
+tasks       CoLA, SST-2, MRPC, STS-B and RTE, if their folders are in --glue
 chunking    train.txt and test.txt of --chunk, in columns
 pairs       minimal pairs of --pairs, JSON lines
-control     the tasks, and chunking, from fresh weights
+control     the tasks and chunking from random weights
 
-Needs no TensorFlow, PyTorch or zstandard (unless the text is a .zst). Each step leaves a JSON;
-started again with the same arguments, it goes on with what is not done. A call ends before
---budget_mins are over and says what is left. What XLA compiled is in DIR/compiled, which may be
-taken to the next machine of that kind. On a GPU the row goes to
-benchmarks/results/speedrun_rows.jsonl, elsewhere to DIR. Exit codes: 0 all done, 143 start it
-again, 1 something failed.
+Needs no TensorFlow, PyTorch or zstandard (unless the text is a .zst). Each step writes a JSON file;
+started again with the same arguments, the script continues with the missing steps. It ends within
+--budget_mins and prints what is left. DIR/compiled has the compiled programs, which may be copied
+to another machine of the same kind. On a GPU the row goes to
+benchmarks/results/speedrun_rows.jsonl, elsewhere to DIR. Exit codes: 0 all done, 143 start again, 1
+something failed.
 """
 
 import argparse
@@ -59,7 +59,7 @@ from resumable import (
 ROWS = ROOT / "benchmarks" / "results" / "speedrun_rows.jsonl"
 TOTAL_MINS, SAVING_SECS = 10, 45
 TASKS = {name: speedrun_report.NAMES[name] for name in speedrun_report.FIVE}
-# The paper's networks by the clock: their rates, a shorter warm-up, and a decay.
+# The paper's networks with a time limit: their rates, a shorter warm-up, and a decay.
 PAPER = {
   "optimizer.schedule": "wsd",
   "optimizer.decay_frac": 0.3,
@@ -85,8 +85,8 @@ TUNING = {
   "model.attention_dropout": 0.0,
   "optimizer.learning_rate": 2e-4,
 }
-# All programs are kept, under names that do not depend on the folder: JAX puts the path of XLA's
-# own cache into them.
+# Keeps all programs, under names that do not depend on the folder: JAX puts the path of XLA's
+# caches into the names.
 KEPT = {
   "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
@@ -116,12 +116,12 @@ Options = argparse.Namespace  # of `main`, with absolute paths
 
 
 def tasks_of(o: Options) -> list[str]:
-  """Returns the tasks of GLUE whose folders are there."""
+  """Returns the GLUE tasks that have a folder."""
   return [name for name, folder in TASKS.items() if o.glue and (Path(o.glue) / folder).is_dir()]
 
 
 def build(work: Work, o: Options) -> dict:
-  """Builds the shards, which arms with one configuration of data share; --shards are read."""
+  """Builds the shards, which arms with the same data configuration share, or uses --shards."""
   fields = {"data.dir": shards(work, o), "data.sources": "python-docs"}
   if o.text:
     fields["data.sources"] = ",".join(f"text:{path}" for path in o.text)
@@ -149,7 +149,7 @@ def read_manifest(work: Work, o: Options) -> dict:
 
 
 def train(work: Work, o: Options) -> dict:
-  """Trains by the clock, or goes on with the seconds that are left."""
+  """Trains for --minutes, or continues with the seconds left."""
   config, fields = ARMS[o.arm]
   own = {"data.dir": shards(work, o), "seed": o.seed, "train.minutes": o.minutes}
   fields = fields | own
@@ -229,7 +229,7 @@ def tuned(work: Work, o: Options, name: str, config: str, fields: dict, fresh: b
 
 
 def glue(work: Work, o: Options, fresh: bool) -> dict:
-  """Fine-tunes on the tasks of GLUE that are there, on others says that they are not."""
+  """Fine-tunes on the GLUE tasks in --glue, and lists the missing ones."""
   there, fields = tasks_of(o), {"data.dir": o.glue, "model.head": "mean"}
   found = tuned(work, o, "tasks", f"glue.py:{','.join(there)}", fields, fresh)
   missing = [f"{TASKS[x]}: no folder of it in --glue" for x in TASKS if x not in there]
@@ -252,7 +252,7 @@ def pairs(work: Work, o: Options) -> dict:
 
 
 def make_steps(o: Options) -> dict[str, Step]:
-  """Returns the steps whose files are given, in the order of their worth."""
+  """Returns the steps whose files are given, the most useful first."""
 
   def trained(run: Callable[..., dict], mins: float, *args: bool, goes_on: bool = False) -> Step:
     def checked(work: Work) -> dict:
@@ -277,7 +277,7 @@ def make_steps(o: Options) -> dict[str, Step]:
 
 
 def make_row(o: Options, device: str, records: dict[str, dict]) -> dict:
-  """Returns the row of results; phases that are not done are named in "left"."""
+  """Returns the row of results, with the missing steps in "left"."""
   results = {name: record.get("result", {}) for name, record in records.items()}
   row = {"arm": o.arm, "seed": o.seed, "device": device, "minutes": o.minutes}
   if o.model:
@@ -294,7 +294,7 @@ def make_row(o: Options, device: str, records: dict[str, dict]) -> dict:
 
 
 def check_cache(folder: Path, device: str) -> str:
-  """Returns whether compiled programs are there for this JAX and device, and notes for which."""
+  """Describes the compiled programs, and records their JAX version and device."""
   mine = f"jax {importlib.metadata.version('jax')} on {device}"
   note = folder / "made_for.txt"
   known = note.read_text(errors="replace").strip() if note.exists() else mine
@@ -306,7 +306,7 @@ def check_cache(folder: Path, device: str) -> str:
 
 
 def write_smoke_files(folder: Path) -> dict[str, str]:
-  """Writes tiny tasks, in the formats of the real ones: is a line of the guides in its order?"""
+  """Writes tiny tasks in the formats of the real ones: whether the words of a line are in order."""
   rng, text = random.Random(0), (ROOT / "docs" / "run.md").read_text()
   lines = [words for line in text.splitlines() if 5 < len(words := line.split()) < 40]
   (folder / "glue" / "CoLA").mkdir(parents=True, exist_ok=True)
@@ -345,18 +345,18 @@ def main(
   smoke: bool = False,
 ) -> int:
   """
-  --minutes      of the training
+  --minutes      of training
   --text         files to train on
   --vocab        vocabulary file (one is trained)
-  --shards       built before, instead of --text and --vocab
+  --shards       finished shards, instead of --text and --vocab
   --glue         folder with GLUE's folders
   --chunk        folder with train.txt and test.txt
   --pairs        minimal pairs
-  --model        evaluate this export or run
+  --model        export or run to evaluate
   --only         train, evaluate, or names of steps
   --out          folder (runs/speedrun, or runs/speedrun-smoke)
   --rows         file for the row
-  --budget_mins  to end before
+  --budget_mins  time limit
   --report       write docs/speedrun.md from the rows
   --smoke        in miniature, on the CPU
   """
@@ -367,9 +367,9 @@ def main(
   if missing := [path for path in given if not Path(path).exists()]:
     raise SystemExit(f"error: not there: {', '.join(missing)}")
   if model and "train" in only:
-    raise SystemExit("error: --model goes with --only evaluate")
+    raise SystemExit("error: --model needs --only evaluate")
   if shards and (text or vocab):
-    raise SystemExit("error: --shards are built already: give no --text and no --vocab")
+    raise SystemExit("error: --shards cannot be combined with --text or --vocab")
   out = (out or Path(f"runs/speedrun{'-smoke' * smoke}")).absolute()
   folder = out / (Path(model).name if model else f"{arm}-{seed}")
   folder.mkdir(parents=True, exist_ok=True)

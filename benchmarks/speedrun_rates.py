@@ -2,19 +2,19 @@
 
   electra-jax experiment benchmarks/speedrun_rates.py:DATA --out=DIR --at-once=2
 
-Question: which rate do configs/speedrun.py:electra and :bert want at 512, where no rate can be
-tried here? Muon's updates have the root mean square of AdamW's whatever the width, so the best rate
-should not depend on it. Two layers of 128 train for 300 steps of 32 x 128 tokens at 1e-3 and its
-doubles, until the loss rises; bert at the best rate and its neighbours for 900 steps too, and at
-lower ones until the loss rises, since the best rate falls in longer runs; and two layers of 256 for
-300 steps at the best rate and its neighbours. Schedule, optimizer and the decay's share are the
-speedrun's. The measure is the main network's loss on held-out text: mlm_loss of bert, and
-replace_mlm_loss + 5 rtd_loss, as in training, of electra. Rule: if 256 prefers the rate of 128 or a
-neighbour, width does not matter. What three times the steps lower the best rate by is a power of
-the steps, by which the speedrun's steps lower it further.
+Question: which rate do configs/speedrun.py:electra and :bert need at width 512, which is too large
+to search on a CPU? Muon's updates have the root mean square of AdamW's at any width, so the best
+rate should not depend on the width. Two layers of 128 train for 300 steps of 32 x 128 tokens at
+1e-3 and its doubles until the loss rises; bert also for 900 steps at the best rate, its neighbours,
+and lower rates until the loss rises, because the best rate falls with longer runs; and two layers
+of 256 for 300 steps at the best rate and its neighbours. Schedule, optimizer and the decay's share
+are the speedrun's. The measure is the main network's held-out loss: mlm_loss for bert, and
+replace_mlm_loss + 5 rtd_loss, as in training, for electra. Rule: if 256 prefers the rate of 128 or
+a neighbour, width does not matter. The fall of the best rate with three times the steps is
+extrapolated to the speedrun's steps as a power law.
 
-DATA has text.txt to pretrain on. results/speedrun_rates.jsonl has the rows of this question in an
-earlier form: arm, width, steps and rate in columns of their own.
+DATA has text.txt to pretrain on. results/speedrun_rates.jsonl has rows in an earlier form, with
+columns for arm, width, steps and rate.
 """
 
 from pathlib import Path
@@ -45,12 +45,12 @@ SMALLER = {
 }
 
 
-# The generator has a quarter of the layers, which two do not have.
+# Two layers have no quarter, which the generator would have.
 OWN = {"electra": {"generator.depth_multiplier": 1 / 2}, "bert": {}}
 
 
 def shaped(width: int) -> dict:
-  """Returns what a network of a width changes in the speedrun's configuration."""
+  """Returns the changes to the speedrun's configuration for a network of a width."""
   return {
     "model.hidden_size": width,
     "model.embedding_size": width,

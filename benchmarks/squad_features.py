@@ -1,11 +1,11 @@
-"""How fast question answering data becomes windows, against the tokenizer alone.
+"""Speed of cutting question answering data into windows, compared with the tokenizer alone.
 
   python benchmarks/squad_features.py --data TRAIN.json --vocab vocab.txt \
     [--json benchmarks/results/squad_features.json]
 
-Both work on the same file and are measured in turn, several rounds each; the unit is a context:
-  electra_jax   the training windows of all questions on all contexts, answers located
-  limit         `tokenizers` encoding the contexts with their offsets, nothing else, no questions
+Both read the same file and take turns for several rounds; the unit is a context:
+  electra_jax   the training windows of all questions on all contexts, with located answers
+  limit         `tokenizers` encoding the contexts with offsets, without questions
 """
 
 import statistics

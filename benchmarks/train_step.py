@@ -1,20 +1,19 @@
-"""Speed of the training step, against the machine's matrix products and against PyTorch.
+"""Speed of the training step, compared with the machine's matrix products and with PyTorch.
 
   python benchmarks/train_step.py --config=configs/small.py --batch=32 --length=128 --json=OUT
   python benchmarks/train_step.py --peer   # also Hugging Face's networks; needs torch, transformers
   python benchmarks/train_step.py --peer compiled --config=configs/modern.py:150m
 
 The peer trains the same sizes with the same dropout and batch, gathers the masked positions before
-the vocabulary layer, samples, and steps AdamW with clipping; fp32 on CPUs, bf16 autocast on GPUs;
-its attention is PyTorch's scaled_dot_product_attention. It shares embeddings where ours has `gdes`,
-and its ModernBERT has no dropout. On a CPU ours has microbatches of 1,024 tokens, as
-configs/base.py advises: the same update, from activations that stay in the caches.
-`--peer_microbatches` gives the peer the same. Rounds alternate between the contestants, because a
-shared machine's speed drifts; the best one counts. The peer has a process of its own: in one
-process each one's threads wait busily on the other's cores. All compile at the same time.
-`host_secs_per_step` is the CPU time of the thread that starts the steps and reads their numbers;
-another one places the batches. A peer that fails is told in `could_not`. Needs no TensorFlow. Works
-the same on a GPU.
+the vocabulary layer, samples, and steps AdamW with clipping, in fp32 on CPUs and bf16 autocast on
+GPUs, with PyTorch's scaled_dot_product_attention. It shares embeddings where ours has `gdes`, and
+its ModernBERT has no dropout. On a CPU ours has microbatches of 1,024 tokens, as configs/base.py
+advises: the same update, with activations that stay in the caches; `--peer_microbatches` gives the
+peer the same. Contestants take turns, because a shared machine's speed drifts, and the best round
+counts. The peer runs in a separate process, because the threads of a shared one would spin on each
+other's cores. All compile at the same time. `host_secs_per_step` is the CPU time of the thread that
+starts the steps and reads the metrics; another thread places the batches. `could_not` lists peers
+that fail. Needs no TensorFlow.
 """
 
 import resource
@@ -36,7 +35,7 @@ from electra_jax.monitor import metrics
 from electra_jax.pretrain import run as pretraining
 from electra_jax.runtime import parallel
 
-# BERT's uncased vocabulary, as far as the step needs to know it.
+# The metadata of BERT's uncased vocabulary that the step needs.
 VOCAB = SimpleNamespace(size=30522, mask=103, special_ids=(0, 101, 102, 103))
 
 
@@ -49,7 +48,7 @@ def synthetic_batch(batch_size: int, length: int) -> Batch:
 
 
 class Ours:
-  """The project's own step."""
+  """The project's step."""
 
   name = "electra_jax"
 
@@ -81,7 +80,7 @@ class Ours:
     jax.block_until_ready(self.state)
 
 
-# The vocabulary layer of a masked language model, by the family that Hugging Face has it in.
+# The vocabulary layer of a masked language model, by Hugging Face's family.
 WORD_LOGITS = {
   "electra": lambda model, states: model.generator_lm_head(model.generator_predictions(states)),
   "modernbert": lambda model, states: model.decoder(model.head(states)),
@@ -161,7 +160,7 @@ def _network(cfg, head: str):
 
 
 def peak_memory_gb() -> float:
-  """Returns the most memory used so far: of the device where it says, else of this process."""
+  """Returns the peak memory of the device if it is reported, else of this process."""
   stats = jax.local_devices()[0].memory_stats()
   if stats and "peak_bytes_in_use" in stats:
     return stats["peak_bytes_in_use"] / 1e9
@@ -184,7 +183,7 @@ def change(config: str, fields: list[str]) -> ConfigDict:
 
 
 def summarise(batch: Batch, ours: Ours, contestants: list, secs: dict) -> dict:
-  """Returns the results of all contestants from the seconds a step of their rounds."""
+  """Returns the results of all contestants from the seconds per step in their rounds."""
   sequences, length = batch.ids.shape
   work = flops.step_flops(ours.spec, sequences, length)
   peak, source = flops.peak_flops(jax.local_devices()[0])
@@ -221,7 +220,7 @@ def main(
 ) -> dict:
   """
   --set    FIELD=VALUE of the configuration
-  --steps  of a round
+  --steps  per round
   --peer   also run transformers on PyTorch (eager)
   """
   parallel.keep_freed_memory()

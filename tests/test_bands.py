@@ -34,7 +34,7 @@ HEALTHY = [(name, seed) for name, runs in RUNS.items() for fault, seed in runs i
 FAULTS = {
   "doubled learning rate": ("a higher learning rate", {"quickstart": 100, "modern_short": 25}),
   "frozen generator": ("a generator that does not learn", {"quickstart": 200, "modern_short": 25}),
-  "shuffled targets": ("targets that do not belong", {"quickstart": 100, "modern_short": 25}),
+  "shuffled targets": ("targets that do not match", {"quickstart": 100, "modern_short": 25}),
   "broken tokenizer": ("a broken tokenizer", {"quickstart": 100, "modern_short": 100}),
 }
 
@@ -105,7 +105,7 @@ def test_a_line_outside_is_noise_and_two_or_a_far_one_are_a_departure():
   assert told(None, 2.09, 2.09) == []
   ((_, text),) = warned(reference, [{"step": 0, "split": "train", "mlm_loss": 3.0}], "a=1 (b)")
   assert "mlm_loss 3.0000 nats is above 2.0000 nats ± 0.1000 nats" in text
-  assert text.endswith(". Here, not in the reference: a=1 (b)")
+  assert text.endswith(". Differences from the reference: a=1 (b)")
 
 
 @pytest.mark.parametrize("name", JSON)
@@ -164,15 +164,15 @@ def test_of_each_kind_of_metric_the_farthest_that_is_reported_counts_for_a_cause
   distances = {"learning_rate": 0.0, "mlm_loss": 1.0, "rtd_auc": -0.2}
   # Scores: mean of 0.5 and 1 without the entropy; mean of 0.5, 1 and 0.3; of 0.5, 1 and 0.2.
   another_text, frozen, shuffled = bands.causes_of(distances, [*distances, "mlm_accuracy"])
-  assert another_text.startswith("text of another kind")
+  assert another_text.startswith("a different kind of text")
   assert frozen.startswith("a generator that does not learn")
-  assert shuffled.startswith("targets that do not belong")
+  assert shuffled.startswith("targets that do not match")
 
   distances = {"learning_rate": 0.1, "mlm_loss": 5.0, "replace_mlm_loss": 0.0, "rtd_auc": -4.0}
   backwards = dict(reversed(distances.items()))
   names = [*distances, "mlm_accuracy", "replace_mlm_accuracy"]
   assert bands.causes_of(distances, names) == bands.causes_of(backwards, names)
-  assert bands.causes_of(backwards, names)[0].startswith("targets that do not belong")
+  assert bands.causes_of(backwards, names)[0].startswith("targets that do not match")
 
 
 def test_an_evaluation_is_compared_with_the_evaluations_of_the_reference():

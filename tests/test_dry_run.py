@@ -23,6 +23,6 @@ def test_changes_that_a_slice_does_not_get_are_named(launch):
   git("commit", "--message=all")
   assert call(launch / "tpu_pod.sh", "--dry-run", *ARGS, **TPU).stderr == ""
   (launch / "gke.yaml").write_text("mine")
-  note = "note: the slice gets HEAD, without the changes that are not committed\n"
+  note = "note: the slice gets HEAD, without uncommitted changes\n"
   done = call(launch / "tpu_pod.sh", "--dry-run", *ARGS, **TPU)
   assert (done.returncode, done.stderr) == (0, note)

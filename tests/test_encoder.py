@@ -130,7 +130,7 @@ def test_saved_networks_embed_as_before(encoder, form, tmp_path, capsys):
   again = electra_jax.load(tmp_path / "out")
   np.testing.assert_array_equal(again.embed(TEXTS), encoder.embed(TEXTS))
   assert "discriminator" in repr(again) and again.max_length == encoder.max_length == 12
-  with pytest.raises(ValueError, match="nothing is overwritten"):
+  with pytest.raises(ValueError, match="exists: choose another name"):
     encoder.save(tmp_path / "out", form)
   half = electra_jax.load(tmp_path / "out", dtype="bfloat16").embed(TEXTS)
   change = np.abs(half - encoder.embed(TEXTS)).max()

@@ -222,7 +222,9 @@ def test_pairs_without_held_out_documents_are_refused(tiny_config, electra, file
   manifest["splits"]["heldout"]["examples"] = 0  # as of data.holdout_frac=0
   (folder / "manifest.json").write_text(json.dumps(manifest))
   tiny_config.data.dir, tiny_config.eval.pairs = str(folder), str(files[0])
-  with pytest.raises(ValueError, match=f"^{folder} has no held-out documents, and eval.pairs is "):
+  with pytest.raises(
+    ValueError, match=f"^eval.pairs needs evaluations, but {folder} has no held-out"
+  ):
     prepare(tiny_config, tmp_path / "run", verify=False)
   assert prepare(tiny_config, electra, verify=False).heldout is None  # a run that began before
   tiny_config.eval.pairs = None

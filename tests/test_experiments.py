@@ -339,7 +339,7 @@ def test_an_arm_with_a_comma_in_its_name_can_be_chosen(tmp_path, monkeypatch):
   text = TINY.format(data="data").replace('"electra": Arm', '"tuned, electra": Arm')
   Path("mine.py").write_text(text)
   only = ["--only=tuned, electra", "--only=bert"]
-  with pytest.raises(ValueError, match="has no row of these arms"):
+  with pytest.raises(ValueError, match="has no results for these arms"):
     cli.call("experiment", ["mine.py", "--out=out", "--report", *only])
   with pytest.raises(ValueError, match="--only: unknown arm 'electra'; arms: bert, tuned, electra"):
     cli.call("experiment", ["mine.py", "--out=out", "--report", "--only=bert,electra"])
@@ -360,7 +360,7 @@ def test_configurations_are_compared_at_the_first_ones_flops():
 def test_flops_takes_fields_of_both_configurations(capsys):
   config, match = ["--config=small.py", "--config.train.steps=10"], ["--match=small.py"]
   cli.call("flops", [*config, *match, "--match.train.steps=70"])
-  assert "70 steps cost as much as all of small.py" in capsys.readouterr().out
+  assert "70 steps cost as much as a whole run of small.py" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("budgets", [(1e15, 1e16), (1e15,)])

@@ -234,7 +234,7 @@ def test_results_are_compared_on_the_same_examples_in_one_table(
   with pytest.raises(ValueError, match="copy/cola is damaged"):
     results.compare(folder, tmp_path / "copy", Console(quiet=True))
   for level in (folder / "cola", folder):
-    with pytest.raises(ValueError, match="holds exports, name one of them: .*cola/model"):
+    with pytest.raises(ValueError, match="holds several exports, choose one: .*cola/model"):
       sources.open_source(level)
   # Another task in the same folder: its file holds both.
   (tmp_path / "copy" / "cola").rename(tmp_path / "copy" / "rte")
@@ -260,7 +260,7 @@ def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
   asked.predict_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
   row = json.loads((tmp_path / "out.jsonl").read_text())
   assert list(row) == lines[0] and row["prediction"] == lines[1][1]
-  with pytest.raises(ValueError, match="exists: nothing is overwritten"):
+  with pytest.raises(ValueError, match="exists: choose another name"):
     asked.predict_file(tmp_path / "in.tsv", tmp_path / "out.tsv")
 
 

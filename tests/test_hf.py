@@ -112,7 +112,7 @@ def test_transformers_computes_the_same_from_what_is_exported(size, head, tmp_pa
   ours = writer.logits(Network(cfg, weights, head), batch)
   writer.check_parity(tmp_path, head, batch, ours)
   other = writer.logits(Network(cfg, random_network(cfg, head, seed=1), head), batch)
-  with pytest.raises(sources.ExchangeError, match="in transformers differ by"):
+  with pytest.raises(sources.ExchangeError, match="differ from transformers by"):
     writer.check_parity(tmp_path, head, batch, other)
 
 
@@ -122,9 +122,9 @@ def test_missing_extra_and_misshapen_tensors_are_named():
   bias = "electra.encoder.layer.2.output.dense.bias"
   for change, wrong in (
     (lambda t: t.pop(bias), f"{bias} is missing"),
-    (lambda t: t.update({bias: np.zeros(3)}), rf"{bias} is \(3,\), the network's is \(16,\)"),
+    (lambda t: t.update({bias: np.zeros(3)}), rf"{bias} has shape \(3,\), but must have \(16,\)"),
     (lambda t: t.update({"electra.gate": np.zeros(3)}), "unknown tensors: electra.gate"),
-    (lambda t: t.update({ELECTRA.tied: np.zeros((40, 8))}), "lm_head.weight differs from the word"),
+    (lambda t: t.update({ELECTRA.tied: np.zeros((40, 8))}), "lm_head.weight must equal the word"),
   ):
     tensors = dict(good)
     change(tensors)
@@ -146,11 +146,13 @@ def change_config(folder: Path, **fields) -> None:
 DAMAGES = {
   "is damaged": lambda folder: os.truncate(folder / "model.safetensors", 1000),
   "model.safetensors is missing": lambda folder: (folder / "model.safetensors").unlink(),
-  "no config of electra": lambda folder: (folder / "config.json").write_text("{"),
-  "'bert' is not electra": lambda folder: change_config(folder, model_type="bert"),
-  "hidden_act is 'relu'": lambda folder: change_config(folder, hidden_act="relu"),
-  "is_decoder is True, here it is False": lambda folder: change_config(folder, is_decoder=True),
-  "cross_attention is True": lambda folder: change_config(folder, add_cross_attention=True),
+  "not a config of electra": lambda folder: (folder / "config.json").write_text("{"),
+  "'bert' must be electra": lambda folder: change_config(folder, model_type="bert"),
+  "hidden_act must be 'gelu', got 'relu'": lambda folder: change_config(folder, hidden_act="relu"),
+  "is_decoder must be False, got True": lambda folder: change_config(folder, is_decoder=True),
+  "cross_attention must be False, got True": lambda folder: change_config(
+    folder, add_cross_attention=True
+  ),
 }
 
 
@@ -255,11 +257,11 @@ def test_a_runs_exports_are_the_run(run, tmp_path, capsys):
   card = (tmp_path / "hf" / "discriminator" / "README.md").read_text()
   assert "2 steps of 8 sequences of 16 tokens" in card and "| rtd_loss | " in card
   assert "\nlicense: unknown\n" in card and "- this run: 256 tokens, " in card
-  compared = "max |difference of logits|" if HAS_TORCH else "not compared with transformers"
+  compared = "logits within " if HAS_TORCH else "not compared with transformers"
   assert compared in capsys.readouterr().out
 
   before = (tmp_path / "orbax" / sources.EXPORT_FILE).read_bytes()
-  with pytest.raises(huggingface.ExchangeError, match="exists: nothing is overwritten"):
+  with pytest.raises(huggingface.ExchangeError, match="exists: choose another name"):
     export(run, tmp_path / "orbax", "--to", "hf")
   assert (tmp_path / "orbax" / sources.EXPORT_FILE).read_bytes() == before
   assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "hf", "orbax"]
@@ -356,8 +358,10 @@ def test_a_fine_tuned_network_goes_out_with_its_head_if_it_has_one(name, tmp_pat
   printed = capsys.readouterr().out
   config = json.loads((tmp_path / "out" / "discriminator" / "config.json").read_text())
   assert config["architectures"] == [theirs]
-  assert ("Hugging Face has no such head" in printed) == theirs.endswith("Model")
-  assert ("max |difference of logits|" in printed) == HAS_TORCH
+  assert ("exported only the encoder: Hugging Face has no head" in printed) == theirs.endswith(
+    "Model"
+  )
+  assert ("logits within " in printed) == HAS_TORCH
   assert ("on real text of 12 tokens" in printed) == HAS_TORCH
   back = sources.open_source(tmp_path / "out").networks["discriminator"]
   assert same(back.weights, network)

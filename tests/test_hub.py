@@ -157,8 +157,8 @@ def test_a_repository_that_is_not_open_says_how_to_log_in(server, folder, monkey
   for token in (None, "hf_other", "hf_of_nobody"):
     if token:
       monkeypatch.setenv("HF_TOKEN", token)
-    refused(NAME, f"hf://me/tiny is not on the Hub, or private: .*{log_in}")
-    refused("hf://me/nothing", f"hf://me/nothing is not on the Hub, or private: .*{log_in}")
+    refused(NAME, f"hf://me/tiny is private or not on the Hub: .*{log_in}")
+    refused("hf://me/nothing", f"hf://me/nothing is private or not on the Hub: .*{log_in}")
     if token != "hf_of_nobody":
       refused("hf://me/gated", f"gated: ask for access at {server.url}/me/gated, .*{log_in}")
   monkeypatch.setenv("HF_TOKEN", "hf_me")
@@ -180,7 +180,7 @@ def test_a_repository_without_weights_says_what_it_has(server, tmp_path):
   (tmp_path / "x").mkdir()
   (tmp_path / "x" / "tf_model.h5").write_bytes(b"x")
   server.put("me/tiny", tmp_path / "x")
-  refused(NAME, r"me/tiny has no model.safetensors, .*; it has .gitattributes, tf_model.h5$")
+  refused(NAME, r"me/tiny has no model.safetensors, .*; its files: .gitattributes, tf_model.h5$")
 
 
 def test_without_a_network_the_cache_serves_and_what_it_lacks_is_one_line(server, folder):
@@ -195,7 +195,7 @@ def test_a_missing_package_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   with pytest.raises(ModuleNotFoundError) as error:
     sources.open_source(NAME)
-  assert cli.explain(error.value).endswith("it comes with: pip install 'electra_jax[data]'")
+  assert cli.explain(error.value).endswith("is not installed: pip install 'electra_jax[data]'")
 
 
 def command(server: Hub, *words, **env) -> tuple[int, str, str]:
@@ -321,7 +321,7 @@ def test_a_push_replaces_files_only_when_told(server, me, folder, tmp_path):
   repo = server.repos["me/new"]
   repo.commit(repo.files | {"notes.md": b"", "masked_lm/config.json": b"{}"})
   before = len(repo.commits)
-  with pytest.raises(ExchangeError, match=r"me/new has files \(README.md, .*give --overwrite to"):
+  with pytest.raises(ExchangeError, match=r"me/new has files \(README.md, .*use --overwrite to"):
     push(folder, tmp_path / "second")
   assert len(repo.commits) == before and not (tmp_path / "second").exists()
   push(folder / "discriminator", tmp_path / "second", "--overwrite")
@@ -339,11 +339,11 @@ def test_a_push_replaces_files_only_when_told(server, me, folder, tmp_path):
     (
       "hf_me",
       "other/new",
-      "hf://other/new is somebody else's: name one of yours, or log in as its",
+      "hf://other/new: no write access: use another repository, or log in as its",
     ),
-    ("hf_me", "other/public", "hf://other/public is somebody else's: name one of yours"),
-    ("hf_me", "new", "a network on the Hub is named hf://ORG/NAME"),
-    ("hf_me", "me/new@v1", "name the repository to push to as ORG/NAME"),
+    ("hf_me", "other/public", "hf://other/public: no write access: use another repository"),
+    ("hf_me", "new", "write a network on the Hub as hf://ORG/NAME"),
+    ("hf_me", "me/new@v1", "write the repository to push to as ORG/NAME"),
   ],
 )
 def test_a_push_that_may_not_be_is_refused_before_the_export(
@@ -375,12 +375,12 @@ def test_a_commit_that_fails_is_tried_again(server, me, folder, tmp_path):
 def test_a_push_that_fails_keeps_the_export_and_says_how_to_push_it(server, me, folder, tmp_path):
   server.fault = lambda number, request: 403 if "/commit/" in request else None
   with pytest.raises(
-    ExchangeError, match="somebody else's.* is complete, to push it again: hf "
+    ExchangeError, match="no write access.* is complete: to push it again, run hf "
   ) as e:
     push(folder, tmp_path / "out")
   assert same(weights(tmp_path / "out"), weights(folder))
   server.fault = lambda number, request: None
-  again = shlex.split(str(e.value).partition("again: ")[2])
+  again = shlex.split(str(e.value).partition("again, run ")[2])
   home = {"HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
   tool = Path(sys.executable).with_name(again[0])
   subprocess.run([tool, *again[1:]], env={**os.environ, **home}, check=True, capture_output=True)
@@ -399,9 +399,9 @@ def test_old_weights_are_read_after_the_step_that_the_error_names(server, folder
   (old / "model.safetensors").unlink()
   (old / "tf_model.h5").write_bytes(b"not to be fetched")
   commit = server.put("me/old", old)
-  with pytest.raises(ExchangeError, match="pytorch_model.bin, not as safetensors") as error:
+  with pytest.raises(ExchangeError, match="has pytorch_model.bin instead of safetensors") as error:
     sources.open_source("hf://me/old")
-  steps = re.search("once: (.*); then name old$", str(error.value))[1]
+  steps = re.search("once: (.*); then use old$", str(error.value))[1]
   assert f"--revision={commit} " in steps
   home = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home")}
   path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

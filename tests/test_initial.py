@@ -120,8 +120,7 @@ def test_fields_that_are_set_and_differ_are_refused_by_name(tiny_shards, tmp_pat
       train.train(config, tmp_path / "new")
     assert str(refused.value) == (
       f"config.init_from={source} has model.num_heads=4 (here 2), generator.width_multiplier=1.5"
-      " (here 0.5): leave these fields unset, as configs/base.py does, and the run takes them from"
-      " there"
+      " (here 0.5): leave these fields unset, as in configs/base.py, to take them from init_from"
     )
     assert not (tmp_path / "new" / "config.json").exists()
     # On the command line, a field is set though its value is base.py's.
@@ -169,7 +168,10 @@ def test_a_build_for_init_from_has_its_vocabulary(tiny_shards, tmp_path):
     assert manifest["vocab"]["hash"] == sources.vocab_of(tiny_shards).hash
     train.train(config, tmp_path / f"new{i}")
     assert lines(tmp_path / f"new{i}")[-1]["step"] == 1
-  for vocab, message in (("bpe", "trains another"), (str(tmp_path / "v.txt"), "is not the vocab")):
+  for vocab, message in (
+    ("bpe", "trains a new vocabulary"),
+    (str(tmp_path / "v.txt"), "differs from the vocab"),
+  ):
     (tmp_path / "v.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     config.data.vocab = vocab
     with pytest.raises(ExchangeError, match=f"config.data.vocab={vocab} {message}"):

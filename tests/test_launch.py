@@ -317,14 +317,14 @@ def test_a_slice_that_cannot_be_asked_for_is_not_made_twice(launch, tmp_path):
 
 def test_a_slice_where_nothing_starts_is_deleted_after_three_times(launch, tmp_path):
   done, asked = on_a_slice(launch, tmp_path, ["", *3 * ["ACTIVE"]], [], broken="scp")
-  assert done.returncode == 1 and "3 of 3 times in a row" in done.stderr
+  assert done.returncode == 1 and "3 of 3 failures in a row" in done.stderr
   assert asked == ["create", "scp", "scp", "scp", "delete"]
 
 
 def test_a_slice_that_cannot_be_created_or_deleted_is_an_error(launch, tmp_path):
   assert on_a_slice(launch, tmp_path, [""], [], broken="create")[0].returncode == 1
   done, _ = on_a_slice(launch, tmp_path, ["ACTIVE"], ["exited with 0"], broken="delete")
-  assert done.returncode == 1 and "could not be deleted: it is still billed" in done.stderr
+  assert done.returncode == 1 and "could not be deleted and is still billed" in done.stderr
   done, _ = on_a_slice(launch, tmp_path, ["FAILED"] * 9, [])
   assert done.returncode == 1 and done.stderr.count("large: FAILED") == 3
 
@@ -334,7 +334,7 @@ def test_a_slice_is_deleted_after_three_starts_without_a_new_checkpoint(launch, 
   ends = [f"exited with {x}" for x in ("134", f"134 {place}/9", f"134 {place}/10")]
   ends += ["", *4 * [ends[-1]]]  # lost once, which does not count
   done, asked = on_a_slice(launch, tmp_path, 20 * ["ACTIVE"], ends)
-  assert done.returncode == 1 and "no new checkpoint, 3 of 3 times in a row (134)" in done.stderr
+  assert done.returncode == 1 and "no new checkpoint, 3 of 3 failures in a row (134)" in done.stderr
   assert asked.count("watch 0") == 7 and asked[-1] == "delete"
 
 

@@ -242,20 +242,29 @@ def test_what_it_cannot_express_is_refused(tmp_path, changes, message):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"norm_bias": True}, "norm_bias is True, here it is False"),
-    ({"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "not a pattern"),
-    ({"model_type": "eurobert"}, "'eurobert' is not electra or modernbert"),
+    ({"norm_bias": True}, "norm_bias must be False, got True"),
+    (
+      {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
+      "must have one global",
+    ),
+    ({"model_type": "eurobert"}, "'eurobert' must be electra or modernbert"),
     (
       {"num_attention_heads": 3},
-      "config.json: no config of .* 3 heads do not divide the hidden size 16",
+      "config.json: not a config of .* 3 heads do not divide the hidden size 16",
     ),
-    ({"num_attention_heads": 0}, "config.json: no config of .* num_heads must be above 0, got 0"),
-    ({"num_attention_heads": 2.0}, "no config of .* num_heads is 2.0, not of type int"),
-    ({"norm_eps": "1e-5"}, "no config of .* layer_norm_eps is '1e-5', not of type float"),
-    ({"norm_eps": None}, "config.json: no config of .* layer_norm_eps is None, not of type float"),
-    ({"vocab_size": -2}, "config.json: no config of .* vocab_size must be above 0, got -2"),
-    ({"attention_dropout": 5}, "no config of .*_dropout must be at least 0 and below 1, got 5"),
-    ({"rope_parameters": YARN}, "rope_type is .*yarn.*, here it is default"),
+    (
+      {"num_attention_heads": 0},
+      "config.json: not a config of .* num_heads must be above 0, got 0",
+    ),
+    ({"num_attention_heads": 2.0}, "not a config of .* num_heads is 2.0, not of type int"),
+    ({"norm_eps": "1e-5"}, "not a config of .* layer_norm_eps is '1e-5', not of type float"),
+    (
+      {"norm_eps": None},
+      "config.json: not a config of .* layer_norm_eps is None, not of type float",
+    ),
+    ({"vocab_size": -2}, "config.json: not a config of .* vocab_size must be above 0, got -2"),
+    ({"attention_dropout": 5}, "not a config of .*_dropout must be at least 0 and below 1, got 5"),
+    ({"rope_parameters": YARN}, "rope_type must be default, got .*yarn"),
   ],
 )
 def test_other_variants_are_refused_in_a_line(tmp_path, changes, message):

@@ -275,10 +275,10 @@ def test_a_build_that_others_join_while_a_process_opens_it_stays_joined(tmp_path
 @pytest.mark.parametrize(
   "fields, asked, message",
   [
-    ({"parts": 2}, (0, 3), "--part=0/3, but config.data.parts=2"),
-    ({"parts": 0}, (3, 3), "--part=3/3: parts are counted from 0 to 2"),
-    ({"parts": 0}, (0, 9), "9 parts: a part is a file or more, and there are 5"),
-    ({"parts": 3, "dedup": "fuzzy"}, (0, 3), "dedup='fuzzy' is not exact"),
+    ({"parts": 2}, (0, 3), "--part=0/3 differs from config.data.parts=2"),
+    ({"parts": 0}, (3, 3), "--part=3/3: part must be between 0 and 2"),
+    ({"parts": 0}, (0, 9), "9 parts need at least 9 files, but there are 5"),
+    ({"parts": 3, "dedup": "fuzzy"}, (0, 3), "dedup='fuzzy' must be exact"),
   ],
 )
 def test_parts_that_cannot_be_are_refused(tmp_path, fields, asked, message):

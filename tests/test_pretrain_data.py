@@ -257,7 +257,9 @@ def test_an_empty_or_truncated_shard_is_refused_with_both_sizes(copy, size):
   path = first_shard(copy)
   whole = path.stat().st_size
   path.write_bytes(path.read_bytes()[:size])
-  with pytest.raises(DataError, match=f"{path.name} has {size} bytes, the manifest says {whole}"):
+  with pytest.raises(
+    DataError, match=f"{path.name} has {size} bytes, but the manifest says {whole}"
+  ):
     Shards.open(copy)
   assert Shards.open(copy, "heldout").num_examples > 0
 
@@ -282,7 +284,7 @@ def merged(was, change):
 @pytest.mark.parametrize(
   "change, message",
   [
-    ({"version": 99}, "format version 99, this program reads 1"),
+    ({"version": 99}, "format version 99, but must have 1"),
     ({"format": "other"}, "not a manifest of shards"),
     ({"vocab": {}}, "is damaged"),
     ({"splits": {}}, "is damaged"),

@@ -85,7 +85,7 @@ def test_a_build_of_version_0_1_is_reused_and_its_accents_are_known(tmp_path, ca
   for asked in (None, True):
     config.data.strip_accents = asked
     assert build.build(config) == manifest
-  assert ("note: its vocabulary is of version 0.1" in capsys.readouterr().out) == bool(vocab)
+  assert ("note: its vocabulary is from version 0.1" in capsys.readouterr().out) == bool(vocab)
   config.data.strip_accents = False
   with pytest.raises(DataError, match="strip_accents is True there, False"):
     build.build(config)

@@ -97,7 +97,7 @@ def test_training_that_starts_over_keeps_the_earlier_history(run, tiny_config, c
   for number in (1, 2):
     train.train(tiny_config, run)
     delete_checkpoints(run)
-    told = f"the earlier metrics.jsonl is now {run}/metrics.jsonl.{number}"
+    told = f"renamed the earlier metrics.jsonl to {run}/metrics.jsonl.{number}"
     assert told in capsys.readouterr().out
   assert (run / "metrics.jsonl.1").read_bytes() == before
 
@@ -109,7 +109,9 @@ def test_the_warnings_of_a_run_that_started_over_are_those_since_then(run, tiny_
   delete_checkpoints(run)
   train.train(tiny_config, run)
   out = capsys.readouterr().out
-  assert "training starts over: the earlier metrics.jsonl is now" in out and "warning:" not in out
+  assert (
+    "training starts over: renamed the earlier metrics.jsonl to" in out and "warning:" not in out
+  )
   assert saved_run.read(run, "run").warnings == []
   events.write("warning", text="of the second")
   train.train(tiny_config, run)  # which is finished
@@ -151,7 +153,7 @@ def test_what_needs_more_memory_than_is_free_is_refused_with_both_numbers(
   monkeypatch.setattr(memory, "available", lambda: 1000)
   if what != "the state":
     monkeypatch.setattr(train, "check_state_memory", lambda run: None)
-  message = rf"{what} needs 0.\d\d GB of memory, 0.00 GB are free: {remedy}"
+  message = rf"{what} needs 0.\d\d GB of memory, but 0.00 GB are free: {remedy}"
   with pytest.raises(ValueError, match=message):
     train.train(tiny_config, tmp_path)
   assert not list((tmp_path / "checkpoints").glob("[0-9]*"))

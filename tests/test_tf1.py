@@ -44,7 +44,7 @@ def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_p
   with pytest.raises(huggingface.ExchangeError) as error:
     sources.open_source(tmp_path / "bad")
   assert "layer_1/output/dense/bias is missing" in str(error.value)
-  assert "layer_0/output/dense/bias is (3,), the network's is (64,)" in str(error.value)
+  assert "layer_0/output/dense/bias has shape (3,), but must have (64,)" in str(error.value)
 
   data = next(tmp_path.glob("model.ckpt-True.data*"))
   data.write_bytes(data.read_bytes()[:1000])
@@ -58,7 +58,10 @@ def test_a_checkpoint_of_the_original_is_read_with_and_without_adams_slots(tmp_p
   assert sources.open_source(tmp_path / "electric").left_out == ("the original's generator_ltr",)
   del alone["electra/embeddings/position_embeddings"]
   write_tf1(tmp_path / "no-positions", alone)
-  with pytest.raises(huggingface.ExchangeError, match="no matrix .*position_embeddings'"):
+  with pytest.raises(
+    huggingface.ExchangeError,
+    match="the matrix .*position_embeddings', which gives a size, is missing",
+  ):
     sources.open_source(tmp_path / "no-positions")
 
 
@@ -85,9 +88,9 @@ def heads_of(source: sources.Source) -> list[int]:
 
 def test_the_number_of_heads_is_never_taken_in_silence(eight_heads, tmp_path):
   prefix = save_tf1(tmp_path / "model.ckpt-7", eight_heads)
-  with pytest.warns(UserWarning, match="the discriminator, 2 of size 64 assumed") as warned:
+  with pytest.warns(UserWarning, match="assuming 2 of size 64 for the discriminator") as warned:
     assert heads_of(sources.open_source(prefix)) == [2, 1]
-  assert len(warned) == 2 and "the generator, 1 of size 32 assumed" in str(warned[1].message)
+  assert len(warned) == 2 and "assuming 1 of size 32 for the generator" in str(warned[1].message)
 
 
 @pytest.mark.parametrize("name", ["config.json", "electra_config.json", "bert_config.json"])
@@ -97,14 +100,16 @@ def test_the_number_of_heads_is_read_from_a_config_or_the_command(name, eight_he
   assert heads_of(sources.open_source(prefix, (8, 2))) == [8, 2]
   config = {"num_attention_heads": 8, "hidden_size": 128, "layer_norm_eps": 1e-6}
   (tmp_path / name).write_text(json.dumps(config))
-  with pytest.warns(UserWarning, match="the generator, 1 of size 32 assumed"):
+  with pytest.warns(UserWarning, match="assuming 1 of size 32 for the generator"):
     source = sources.open_source(prefix)
   assert heads_of(source) == [8, 1]
   assert source.networks["discriminator"].cfg.layer_norm_eps == 1e-6
   got = sources.open_source(tmp_path, (4, 2)).networks  # the folder has a config too
   assert [n.cfg.num_heads for n in got.values()] == [4, 2]
   (tmp_path / name).write_text(json.dumps({**config, "hidden_size": 64}))
-  with pytest.raises(sources.ExchangeError, match="hidden_size is 64, in model.ckpt-7 it is 128"):
+  with pytest.raises(
+    sources.ExchangeError, match="hidden_size is 64, but in model.ckpt-7 it is 128"
+  ):
     sources.open_source(prefix)
   (tmp_path / name).write_text("{")
   with pytest.raises(sources.ExchangeError, match=f"{name} is damaged"):
@@ -115,7 +120,7 @@ def test_a_width_that_is_no_multiple_of_64_needs_the_number_of_heads(tmp_path):
   cfg = TransformerConfig(45, 16, 96, 1, 6, 32, 12)
   one = {"discriminator": Network(cfg, random_network(cfg, "rtd_head"), "rtd_head")}
   prefix = save_tf1(tmp_path / "model.ckpt-7", sources.Source(one, None, {}))
-  with pytest.raises(sources.ExchangeError, match="96 is not a multiple of 64: give num_attention"):
+  with pytest.raises(sources.ExchangeError, match="96 is not a multiple of 64: set num_attention"):
     sources.open_source(prefix)
   assert heads_of(sources.open_source(prefix, [6])) == [6]
   with pytest.raises(ValueError, match="5 heads do not divide the hidden size 96"):
@@ -124,7 +129,7 @@ def test_a_width_that_is_no_multiple_of_64_needs_the_number_of_heads(tmp_path):
   with pytest.raises(sources.ExchangeError, match="ckpt-7: the discriminator: "):
     sources.open_source(prefix)
   (tmp_path / "config.json").unlink()
-  with pytest.raises(sources.ExchangeError, match="holds 1 network, heads are given for 2"):
+  with pytest.raises(sources.ExchangeError, match="holds 1 network, but got heads for 2"):
     sources.open_source(prefix, [6, 6])
 
 
@@ -174,7 +179,7 @@ def test_a_checkpoint_that_moved_is_found_beside_its_note_and_nowhere_else(eight
   assert sources.open_source(index).networks.keys() == at.networks.keys()
   save_tf1(there, eight_heads)
   index.rename(tmp_path / "here" / "model.ckpt-8.index")
-  message = "names model.ckpt-7, which is not beside it; there are model.ckpt-8"
+  message = "names model.ckpt-7, which is missing; the folder has model.ckpt-8"
   with pytest.raises(sources.ExchangeError, match=message):
     sources.open_source(tmp_path / "here")
   note.write_text("")

@@ -326,7 +326,7 @@ def test_a_run_is_stopped_where_it_leaves_its_reference(tiny_config, tmp_path, c
   tiny_config.health.on_warning = "stop"
   with pytest.raises(UnhealthyError, match="step 0: left the reference .*: mlm_loss .heldout. 4"):
     train.train(tiny_config, tmp_path / "run")
-  assert "Here, not in the reference" not in capsys.readouterr().out
+  assert "Differences from the reference" not in capsys.readouterr().out
 
 
 def test_the_mfu_of_a_line_is_its_flops_over_the_peak_of_all_devices(straight, tiny_config):

@@ -104,8 +104,8 @@ def test_a_process_is_named_when_it_is_slow_twice_and_once_only():
   warned = [found.check(own, np.zeros(3))[1] for own in (even, slow, slow, slow, even, slow, slow)]
   assert [len(x) for x in warned] == [0, 0, 1, 0, 0, 0, 1]
   assert warned[2] == [
-    "process 2 (c) is slow: its own step time is 1,500 ms, 0 ms of it waiting for data;"
-    " the others' is 1,000 ms"
+    "process 2 (c) is slow: it needs 1,500 ms for a step, 0 ms of it waiting for data; the others"
+    " need 1,000 ms"
   ]
   other = np.array([1.5, 1.0, 1.0])  # two processes, each slow on one line, are chance
   assert [found.check(own, np.zeros(3))[1] for own in (even, slow, other, slow)] == [[]] * 4
@@ -140,7 +140,7 @@ def test_a_line_that_is_cut_off_is_removed_and_is_an_error_or_a_warning(tmp_path
     lines.write(3, "train", {"x": 3.0})
     assert [line["step"] for line in metrics.read_history(path)] == [1, 3]
     lines.close()
-  assert f"warning: step 2: not written to {path}: No space left" in out.getvalue()
+  assert f"warning: step 2: cannot write to {path}: No space left" in out.getvalue()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
@@ -258,5 +258,5 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path):
     lines.write(step, "train", {"x": 1.0})
   lines.close()
   assert seen == [1, 1]
-  assert out.getvalue().count("warning: step 2: tracker: no route to host; no more lines go") == 2
+  assert out.getvalue().count("warning: step 2: tracker: no route to host; not used again") == 2
   assert len(metrics.read_history(tmp_path / "metrics.jsonl")) == 3

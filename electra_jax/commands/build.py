@@ -4,11 +4,11 @@
                     [--part=i/n | --runner=beam|ray [-- OPTION...]]
 
 Reads `config.data.sources`, trains or loads the vocabulary, makes fixed-length examples on all
-cores and writes them to `config.data.dir` (layout: electra_jax.data.shards). A finished build of
-the same configuration is reused; one that differs is replaced only with --overwrite. A build that
-was killed resumes with the finished parts (`config.data.parts`). The same input and configuration
-give the same bytes for any number of cores and machines. Shards for s3:// and gs:// are built in
-`config.data.cache` and then uploaded, the manifest last.
+cores and writes them to `config.data.dir` (layout: electra_jax.data.shards). Reuses a finished
+build of the same configuration; --overwrite replaces a different one. After a kill, the same
+command keeps the finished parts (`config.data.parts`). The same input and configuration give the
+same bytes on any number of cores and machines. Shards for s3:// and gs:// are built in
+`config.data.cache` and then uploaded.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def build(config: ConfigDict, **options) -> dict:
   """Builds `config.data.dir` as `electra_jax.data.build.build`, with the vocabulary of init_from.
 
   Raises:
-    ValueError, OSError: as there; or config.data sets another vocabulary than init_from has.
+    ValueError, OSError: as `build`; or config.data sets a vocabulary that differs from init_from.
   """
   return data_build.build(_with_vocabulary(config), **options)
 
@@ -34,7 +34,7 @@ def build(config: ConfigDict, **options) -> dict:
 def _with_vocabulary(config: ConfigDict, given: Collection[str] = ()) -> ConfigDict:
   if config.get("init_from") is None:
     return config
-  from electra_jax.interop import initial  # slow, for JAX
+  from electra_jax.interop import initial  # slow: imports JAX
 
   return initial.with_vocabulary(config, given)
 
@@ -43,22 +43,22 @@ def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.takes_rest = True
   p.add_config()
-  p.add_switch("overwrite", "replace a finished build of another configuration")
+  p.add_switch("overwrite", "replace a finished build of a different configuration")
   p.add_argument(
     "--part",
     metavar="I/N",
-    help="only part I of N, from 0; processes share a build, and run each part twice",
+    help="build only part I of N, from 0, in one of several processes; run each part twice",
   )
   p.add_argument(
     "--runner",
     default="local",
     choices=list(RUNNERS),
-    help="engine that builds the parts; its options follow --",
+    help="engine that builds the parts; pass its options after --",
   )
 
 
 def main(args: argparse.Namespace) -> None:
-  """Builds the shards, or a part of them."""
+  """Builds the shards or one part."""
   if args.config is None:
     raise cli.UsageError("--config=FILE is needed, e.g. --config=configs/base.py")
   config = _with_vocabulary(args.config, args.config_fields)
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> None:
     data_build.build(config, overwrite=args.overwrite, runner=args.runner, options=args.rest)
     return
   if not (asked := re.fullmatch(r"(\d+)/(\d+)", args.part)):
-    raise ValueError(f"--part={args.part} is not i/n, such as 0/16")
+    raise ValueError(f"--part={args.part} must be I/N, e.g. 0/16")
   if args.overwrite or args.runner != "local" or args.rest:
     raise cli.UsageError("--part cannot be combined with --overwrite, --runner or options after --")
   data_build.build_part(config, *map(int, asked.groups()))

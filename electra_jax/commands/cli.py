@@ -1,6 +1,6 @@
-"""Runs a command: parses its options and its configuration, and prints user errors in one line.
+"""Runs a command: parses its options and configuration, and prints user errors in one line.
 
-A user error is a UsageError, a ValueError or an OSError.
+User errors are UsageError, ValueError and OSError.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from electra_jax.runtime import terminal
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
 GOODBYE_SECS = 20
-# The packages of an extra.
+# {extra: its packages}
 EXTRAS = {
   "buckets": "s3fs gcsfs",
   "data": "huggingface_hub pyarrow sentencepiece tensorflow tensorflow_datasets tokenizers"
@@ -41,32 +41,32 @@ EXTRAS = {
   "report": "bokeh jinja2 markupsafe",
 }
 CONFIG_HELP = (
-  "configuration file, e.g. {}, or FILE:ARG; --config.FIELD=VALUE changes a field, electra-jax"
-  " config FILE lists them"
+  "configuration file, e.g. {}, or FILE:ARG; --config.FIELD=VALUE sets a field; electra-jax config"
+  " FILE lists the fields"
 )
 
 
 class UsageError(Exception):
-  """An error of the command line; its message is one line."""
+  """An error in the command line; the message is one line."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
-  """Raises errors as UsageError, without printing the usage; knows no abbreviations.
+  """Raises errors as UsageError, without printing the usage; does not accept abbreviations.
 
-  Old spellings of options are taken too: --max_words for --max-words, -workdir for --workdir.
+  Accepts old spellings of options: --max_words for --max-words, -workdir for --workdir.
   """
 
   def __init__(self, **settings):
     raw = argparse.RawDescriptionHelpFormatter
     super().__init__(allow_abbrev=False, formatter_class=raw, **settings)
     self.switches: list[str] = []
-    self.configurations: dict[str, str | None] = {}  # {option: base, None: any}
-    self.takes_rest = False  # arguments after --, as `args.rest`
+    self.configurations: dict[str, str | None] = {}  # {option: base, or None for any}
+    self.takes_rest = False  # whether it accepts arguments after --, as `args.rest`
     self.add_argument(
       "--import",
       action=_Import,
       metavar="MODULE",
-      help="module or FILE.py with objectives, heads ... of your own (electra_jax.register)",
+      help="module or FILE.py that registers objectives, heads ... (electra_jax.register)",
     )
 
   def add_config(
@@ -82,7 +82,7 @@ class ArgumentParser(argparse.ArgumentParser):
     self.add_argument(f"--{name}", action=Once, metavar="FILE", help=text.format(example))
 
   def add_switch(self, name: str, text: str) -> None:
-    """Adds an option without a value; --name=true and --noname work, too."""
+    """Adds an option without a value; also accepts --name=true and --noname."""
     self.switches.append(name)
     self.add_argument(f"--{name}", action="store_true", help=text)
 
@@ -94,15 +94,15 @@ class ArgumentParser(argparse.ArgumentParser):
     """Returns the options, with the configuration loaded and its fields set.
 
     Raises:
-      UsageError: the command line is wrong.
-      ValueError, OSError: the configuration is.
+      UsageError: the command line is invalid.
+      ValueError, OSError: the configuration is invalid or not readable.
     """
     given = [_expand_home(text) for text in arguments]
-    own = list(itertools.takewhile(lambda text: text != "--", given))
-    rest = given[len(own) + 1 :]
+    words = list(itertools.takewhile(lambda text: text != "--", given))
+    rest = given[len(words) + 1 :]
     if rest and not self.takes_rest:
       raise _no_option(rest[0])
-    args, others = self.parse_known_args([text for word in own for text in self._spelled(word)])
+    args, others = self.parse_known_args([text for word in words for text in self._spelled(word)])
     args.rest = rest
     for name, base in self.configurations.items():
       if file := getattr(args, name):
@@ -113,7 +113,7 @@ class ArgumentParser(argparse.ArgumentParser):
     return args
 
   def _spelled(self, word: str) -> list[str]:
-    """Returns an argument in today's spelling, [] for a switch that is off."""
+    """Returns an argument in the current spelling, [] for a switch that is off."""
     if not (match := re.fullmatch(r"--?([A-Za-z][\w-]+)(=.*)?", word, re.DOTALL)):
       return [word]
     name, value = match[1].replace("_", "-"), match[2] or ""
@@ -136,14 +136,14 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class _Import(argparse.Action):
-  """Imports the module that the option names."""
+  """Imports the module given by the option."""
 
   def __call__(self, parser, namespace, values, option_string=None) -> None:
     registry.import_module(values)
 
 
 class Once(argparse.Action):
-  """Stores a value that may be given once."""
+  """Stores a value that may only be given once."""
 
   def __call__(self, parser, namespace, values, option_string=None) -> None:
     if (before := getattr(namespace, self.dest)) and values:
@@ -156,7 +156,7 @@ def _no_option(word: str) -> UsageError:
 
 
 def _or_none(parser: type[flags.ArgumentParser]) -> flags.ArgumentParser:
-  """Returns a parser that also takes None, which `check_set` allows where a base has it."""
+  """Returns a parser that also accepts None, if `check_set` allows it for the field."""
 
   class Parser(parser):
     def parse(self, argument):
@@ -168,7 +168,7 @@ def _or_none(parser: type[flags.ArgumentParser]) -> flags.ArgumentParser:
 def configured(
   name: str, words: list[str], base: str | None = "base.py", option: str = "config"
 ) -> tuple[ConfigDict, list[str], list[str]]:
-  """Returns the configuration FILE[:ARG], the fields that the words set, and the other words."""
+  """Returns the configuration FILE[:ARG], the fields that `words` set, and the other words."""
   config = load_named(name)
   if base:
     check_base(config, name, base)
@@ -196,7 +196,7 @@ def configured(
 
 
 def positive(text: str) -> int:
-  """Parses a number above 0 that fits 32 bits."""
+  """Parses a number above 0 that fits in 32 bits."""
   try:
     number = int(text)
   except ValueError:
@@ -207,7 +207,7 @@ def positive(text: str) -> int:
 
 
 def program_name(arguments: Sequence[str]) -> str:
-  """Returns how this program was started: `electra-jax train`, `python -m electra_jax.train`."""
+  """Returns this program's name: `electra-jax train` or `python -m electra_jax.train`."""
   words = terminal.typed()
   if arguments and words[-len(arguments) :] == list(arguments):
     words = words[: -len(arguments)]
@@ -215,7 +215,7 @@ def program_name(arguments: Sequence[str]) -> str:
 
 
 def parser(name: str, arguments: Sequence[str] = ()) -> ArgumentParser:
-  """Returns the parser of a command; its help is the docstring of the command's module."""
+  """Returns a command's parser; its help is the docstring of the module."""
   command = importlib.import_module(f"electra_jax.commands.{name}")
   made = ArgumentParser(prog=program_name(arguments), description=command.__doc__)
   command.add_options(made)
@@ -223,10 +223,10 @@ def parser(name: str, arguments: Sequence[str] = ()) -> ArgumentParser:
 
 
 def start(name: str, arguments: Sequence[str] | None = None) -> None:
-  """Runs a command and ends the process with the result of its `main`, None for 0.
+  """Runs a command and exits the process with the result of its `main`, None for 0.
 
-  A user error prints one line on stderr and exits with code 2 (command line) or 1 (any other). A
-  bug prints its traceback; if the environment variable ELECTRA_JAX_DEBUG is set, so does any error.
+  A user error prints one line on stderr and exits with code 2 (command line) or 1 (other). A bug,
+  or any error if the environment variable ELECTRA_JAX_DEBUG is set, prints its traceback.
 
   Args:
     arguments: of the command; None: of the process.
@@ -236,29 +236,29 @@ def start(name: str, arguments: Sequence[str] | None = None) -> None:
 
 
 def call(name: str, arguments: Sequence[str]) -> int | None:
-  """Runs a command in this process and returns its result; raises what `start` prints."""
+  """Runs a command in this process and returns its result; raises what `start` would print."""
   args = parser(name, arguments).parse(arguments)
   return importlib.import_module(f"electra_jax.commands.{name}").main(args)
 
 
 def _expand_home(text: str) -> str:
-  """Expands ~ after = or a colon: shells do so only where a word begins."""
+  """Expands ~ after = or a colon; shells expand it only at the start of a word."""
   return re.sub(r"(?<=[=:])~(?=/|$)", lambda _: os.path.expanduser("~"), text)
 
 
 def _drop_event_loop_errors(error) -> None:
-  """Acts as Python's own hook, but drops tensorstore's many messages after a failed write."""
+  """Calls Python's hook, except for tensorstore's many messages after a failed write."""
   if str(error.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(error)
 
 
 def _leave(code: int) -> None:
-  """Runs the exit handlers, then ends the process without freeing memory or joining threads.
+  """Runs the exit handlers, then exits without freeing memory or joining threads.
 
-  Freeing the millions of small objects of traced and compiled programs takes half a minute after
-  training. After an error, threads of libraries may block forever.
+  After training, freeing the millions of small objects of compiled programs takes half a minute.
+  After an error, threads of libraries may block forever.
   """
-  atexit._run_exitfuncs()  # jax.distributed shuts down there
+  atexit._run_exitfuncs()  # including the shut-down of jax.distributed
   try:
     sys.stdout.flush()
   except OSError:
@@ -270,9 +270,9 @@ def _leave(code: int) -> None:
 
 
 def _end_at_signals() -> None:
-  """Lets SIGTERM and SIGUSR1 end a container's first process, as they end any other.
+  """Lets SIGTERM and SIGUSR1 end the first process of a container, like any other process.
 
-  The kernel drops signals that a process of id 1 has no handler for. `train` replaces these.
+  The kernel drops signals for which process 1 has no handler. `train` replaces these handlers.
   """
   if os.getpid() == 1:
     for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -280,21 +280,21 @@ def _end_at_signals() -> None:
 
 
 def _open_closed_streams() -> None:
-  """Opens the null device for standard streams that are closed, where Python has None."""
+  """Opens the null device for closed standard streams, which Python sets to None."""
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, name) is None:
       setattr(sys, name, open(os.devnull, mode))
 
 
 def report(program: Callable[[], None]) -> None:
-  """Runs a program; prints its errors as `start` does."""
+  """Runs a program and prints its errors as `start` does."""
   _end_at_signals()
   _open_closed_streams()
   if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: it may not be UTF-8
+    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, in case it is not UTF-8
   warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
   sys.unraisablehook = _drop_event_loop_errors
-  # Libraries (mainly orbax) log for their developers; their errors are raised as exceptions.
+  # Libraries (mainly orbax) log for their developers, and raise errors as exceptions.
   logging.set_verbosity(logging.FATAL)
   try:
     program()
@@ -307,7 +307,7 @@ def report(program: Callable[[], None]) -> None:
 
 
 def _show_warning(show: Callable, message, category, filename: str, *others) -> None:
-  """Prints a warning of this package in one line; `show` prints others."""
+  """Prints this package's warnings in one line, and others with `show`."""
   if Path(filename).is_relative_to(PACKAGE):
     with contextlib.suppress(OSError):
       print(f"warning: {message}", file=sys.stderr, flush=True)
@@ -319,16 +319,16 @@ def explain(error: BaseException) -> str | None:
   """Returns an error message of one line, or None if the error needs a traceback.
 
   A ValueError or ArithmeticError raised by this package is meant for the user; one raised inside a
-  library is a bug of ours.
+  library is a bug in this package.
   """
   if isinstance(error, OSError):
     return one_line(error)
   for extra, packages in EXTRAS.items():
     if isinstance(error, ModuleNotFoundError) and error.name in packages.split():
-      return f"{error.name} is not installed; it comes with: pip install 'electra_jax[{extra}]'"
+      return f"{error.name} is not installed: pip install 'electra_jax[{extra}]'"
   if "RESOURCE_EXHAUSTED" in str(error) and type(error).__module__.startswith("jax"):
     return (
-      "the device is out of memory: use a smaller batch, or in training raise train.accumulation or"
+      "the device is out of memory: use a smaller batch; for training, raise train.accumulation or"
       f" set model.remat ({error!s:.200})"
     )
   frames = traceback.extract_tb(error.__traceback__)
@@ -337,7 +337,7 @@ def explain(error: BaseException) -> str | None:
   raised_in = Path(frames[-1].filename).resolve()
   if raised_in.name == "xla_bridge.py" and (asked := os.environ.get("JAX_PLATFORMS")):
     return (
-      f"JAX finds no device for JAX_PLATFORMS={asked}: unset it, or install JAX for that device:"
+      f"JAX finds no device for JAX_PLATFORMS={asked}: unset it, or install JAX for the device:"
       " pip install 'electra_jax[gpu]' or 'electra_jax[tpu]'"
     )
   if not isinstance(error, ValueError | ArithmeticError):
@@ -347,13 +347,13 @@ def explain(error: BaseException) -> str | None:
 
 
 def _fail(error: BaseException, line: str | None, code: int) -> None:
-  """Prints the line, or the traceback if it is None, and ends the program."""
+  """Prints the line, or the traceback if it is None, and exits."""
   with contextlib.suppress(OSError):
     if line is None or os.environ.get(DEBUG_VARIABLE):
       traceback.print_exception(error)
     else:
       print(f"error: {line}", file=sys.stderr, flush=True)
-  # The exit handlers wait for all processes of a run, and the others may still be running.
+  # The exit handlers wait for all processes of a run, which may still be running.
   timer = threading.Timer(GOODBYE_SECS, os._exit, [code])
   timer.daemon = True
   timer.start()

@@ -1,11 +1,10 @@
 """Prints a configuration: electra-jax config FILE[:ARG] [--grep=WORD] [--effects]
                                              [--config.FIELD=VALUE ...]
 
-Every field with its value and what it means, in brackets its choices or range and whether it
-defines a run, which then resumes with the same value only; where the value is not the default, a
-star and the default. --effects also says what has no effect here and which names are registered.
---grep shows the fields whose name or meaning matches, --config.FIELD=VALUE sets a field as for the
-other programs. Without FILE: lists the configurations.
+Prints every field with its value and meaning and, in brackets, its choices or range and whether it
+defines a run, which then resumes only with the same value. A star marks values that differ from the
+default. --effects also shows fields without effect and the registered names; --grep selects fields
+by name or meaning; --config.FIELD=VALUE sets a field. Without FILE, lists the configurations.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from electra_jax.runtime import terminal
 
 
 def list_files(console: Console) -> None:
-  """Prints the project's configurations and the first line of what each says."""
+  """Prints the project's configurations with the first line of their docstrings."""
   for name in files.known():
     doc = ast.get_docstring(ast.parse(files.resolve(name).read_text(encoding="utf-8"))) or ""
     console.print(f"configs/{name:<22} {doc.partition(chr(10))[0]}")
@@ -33,19 +32,19 @@ def matching(fields: list[Field], pattern: str) -> list[Field]:
   """Returns the fields whose name or comment matches a regular expression.
 
   Raises:
-    ValueError: it is not a regular expression, or nothing matches.
+    ValueError: `pattern` is not a regular expression, or nothing matches.
   """
   try:
     found = [f for f in fields if re.search(pattern, f"{f.name} {f.comment}", re.IGNORECASE)]
   except re.error as error:
     raise ValueError(f"--grep={pattern}: {error}") from None
   if not found:
-    raise ValueError(f"--grep={pattern}: no field matches, of {len(fields)}")
+    raise ValueError(f"--grep={pattern} matches none of {len(fields)} fields")
   return found
 
 
 def show(field: Field, console: Console) -> None:
-  """Prints a field: on a terminal the comment below it, elsewhere in the same line."""
+  """Prints a field and its comment: on a terminal below it, otherwise in the same line."""
   line = f"{'*' if field.is_changed else ' '} {field}"
   facts = f"[{'; '.join(field.facts)}]" if field.facts else ""
   meaning = " ".join(filter(None, (field.comment, facts)))
@@ -61,7 +60,7 @@ def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.add_argument("config", nargs="?", action=cli.Once, metavar="FILE[:ARG]", help="as --config")
   p.add_argument("--grep", metavar="WORD", default="", help="a regular expression")
-  p.add_switch("effects", "also what has no effect in this configuration (takes a second)")
+  p.add_switch("effects", "also show fields without effect in this configuration (takes a second)")
   p.add_config(base=None)
 
 
@@ -70,7 +69,7 @@ def main(args: argparse.Namespace) -> None:
   console = terminal.console()
   if args.config is None:
     if args.grep:
-      raise cli.UsageError("FILE is needed, e.g. configs/small.py")
+      raise cli.UsageError("--grep needs FILE, e.g. configs/small.py")
     return list_files(console)
   fields = fields_of(args.config, effects=args.effects)
   for field in matching(fields, args.grep):

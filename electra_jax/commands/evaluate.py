@@ -1,4 +1,4 @@
-"""Measures a pretrained network in minutes, before any fine-tuning.
+"""Measures a pretrained network in minutes, without fine-tuning.
 
   electra-jax evaluate pairs --model=SOURCE --data=FILE.jsonl [--scorer=NAME] [--out=DIR]
   electra-jax evaluate detect --model=SOURCE --data=SHARDS [--out=FILE.json]
@@ -7,17 +7,17 @@
 SOURCE is a run, an orbax export, a Hugging Face folder, hf://ORG/NAME[@REVISION] on its Hub, or a
 TF1 checkpoint.
 
-pairs   which sentence of a minimal pair is acceptable: lines of JSON with sentence_good and
-        sentence_bad, and UID (paradigm) and linguistics_term (category) if known, as in BLiMP.
-        Scorers: mlm, the pseudo-log-likelihood of a masked language model, a pass for each token;
-        mlm_words, the same with the later pieces of a word masked too; mlm_unmasked, with nothing
-        masked, one pass, for networks that learned words from replacements (replace_mlm,
-        all_tokens_mlm, electra_mlm, metro, coco_lm); rtd, the log-probability that all tokens are
-        original, one pass; energy, Electric's. Default: the objective's, if a run or an export
-        names it. Writes DIR/pairs.json and .png.
+pairs   accuracy on minimal pairs: JSON lines with sentence_good and sentence_bad and, as in BLiMP,
+        optional UID (paradigm) and linguistics_term (category). Scorers: mlm, the
+        pseudo-log-likelihood of a masked language model, one pass per token; mlm_words, the same
+        with the later pieces of the word masked, too; mlm_unmasked, one pass without masks, for
+        networks trained to predict words at replaced tokens (replace_mlm, all_tokens_mlm,
+        electra_mlm, metro, coco_lm); rtd, the log-probability that all tokens are original, one
+        pass; energy, Electric's. Default: the objective's, if a run or an export stores it.
+        Writes DIR/pairs.json and .png.
 detect  AUC of detecting replacements drawn by token frequency in held-out shards, a folder or a
-        URL: it does not depend on the run's generator.
-probe   F1 or accuracy of a linear classifier of the words' frozen states, on CoNLL files.
+        URL; it does not depend on the run's generator.
+probe   F1 or accuracy of a linear classifier on the frozen states of words, on CoNLL files.
 """
 
 import argparse
@@ -48,17 +48,17 @@ def add_options(p: cli.ArgumentParser) -> None:
   command.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
   command = add("detect")
   command.add_argument("--data", required=True, metavar="SHARDS")
-  command.add_argument("--out", type=Path, metavar="FILE", help="for the number, as JSON")
+  command.add_argument("--out", type=Path, metavar="FILE", help="JSON file for the result")
   command.add_argument("--batch-size", type=cli.positive, default=64, metavar="N")
   command.add_argument(
-    "--examples", type=cli.positive, default=2048, metavar="N", help="at most, evenly spaced"
+    "--examples", type=cli.positive, default=2048, metavar="N", help="maximum number, evenly spaced"
   )
   command = add("probe")
   command.add_argument("--train", required=True, metavar="FILE")
   command.add_argument("--test", required=True, metavar="FILE")
-  command.add_argument("--out", type=Path, metavar="FILE", help="for the scores, as JSON")
+  command.add_argument("--out", type=Path, metavar="FILE", help="JSON file for the scores")
   command.add_argument(
-    "--max-words", type=cli.positive, default=100_000, metavar="N", help="of the training file"
+    "--max-words", type=cli.positive, default=100_000, metavar="N", help="limit for --train"
   )
 
 
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> None:
     from electra_jax.evaluate import measures  # noqa: F401
     from electra_jax.runtime.workdir import check_new
 
-  if args.out:  # before computing for minutes
+  if args.out:  # raises before minutes of computation
     args.out.parent.mkdir(parents=True, exist_ok=True)
     check_new(args.out)
   {"pairs": run_pairs, "detect": run_detect, "probe": run_probe}[args.what](
@@ -133,7 +133,7 @@ def run_probe(args: argparse.Namespace, console: Console) -> None:
 
 
 def write(out: Path | None, content: dict) -> None:
-  """Writes JSON to a file, if one is named."""
+  """Writes JSON to `out`, if given."""
   from electra_jax.runtime.workdir import replacing
 
   if out:

@@ -5,11 +5,11 @@
   electra-jax finetune --compare DIR_A DIR_B
   electra-jax finetune --predict FILE --model=DIR [--out=FILE] [--columns=id,text]
 
-The first trains several seeds and writes to DIR: results.jsonl, results.png, and for each task a
-folder with the kept networks, their predictions and the files for --compare. A finished task is not
-trained again. --model is --config.init: a run, an export, a Hugging Face folder, a TF1 checkpoint,
-or hf://ORG/NAME[@REVISION] on Hugging Face's Hub. FILE is as the task's files, or a .txt with a
-text on each line.
+The first form trains several seeds and writes results.jsonl and results.png to DIR and, for each
+task, a folder with networks, predictions and files for --compare. It skips finished tasks. --model,
+the same as --config.init, is a run, an export, a Hugging Face folder, a TF1 checkpoint, or
+hf://ORG/NAME[@REVISION] on Hugging Face's Hub. FILE has the format of the task's files, or is a
+.txt with one text per line.
 """
 
 import argparse
@@ -24,18 +24,18 @@ from electra_jax.runtime.workdir import check_new
 def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.add_config("configs/finetune/glue.py:mrpc", base="finetune/base.py")
-  p.add_argument("--workdir", metavar="DIR", help="of the results")
-  p.add_argument("--model", metavar="SOURCE", help="to fine-tune; for --predict: fine-tuned")
+  p.add_argument("--workdir", metavar="DIR", help="folder for the results")
+  p.add_argument("--model", metavar="SOURCE", help="network; for --predict: a fine-tuned one")
   p.add_argument("--compare", nargs=2, metavar=("A", "B"), type=Path, help="two folders of results")
   p.add_argument("--predict", metavar="FILE", type=Path, help="file to predict")
-  p.add_argument("--out", metavar="FILE", type=Path, help="of the predictions")
+  p.add_argument("--out", metavar="FILE", type=Path, help="file for the predictions")
   p.add_argument(
     "--columns",
     metavar="NAMES",
     action="extend",
     default=[],
     type=lambda names: [name for name in names.split(",") if name],
-    help="columns of FILE to copy to the predictions: id,text; of pairs: the one to embed",
+    help="columns of FILE to copy to the predictions, e.g. id,text; for pairs: the one to embed",
   )
 
 
@@ -56,12 +56,12 @@ def main(args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-  """Trains according to --config and --workdir."""
+  """Fine-tunes with --config and --workdir."""
   if args.config is None or not args.workdir:
     raise cli.UsageError("--config=configs/finetune/glue.py:TASK and --workdir=DIR are needed")
   if args.model:
     if "init" in args.config_fields:
-      raise cli.UsageError("--model is --config.init: give one of them")
+      raise cli.UsageError("--model is the same as --config.init: give only one")
     args.config.init = args.model
   with starting():  # slow, and not needed for --help
     from electra_jax.finetune import train

@@ -1,11 +1,10 @@
 """Prints FLOPs: electra-jax flops [--config=FILE [--match=FILE]]
 
---config.FIELD=VALUE overrides a field of the first configuration, --match.FIELD=VALUE one of the
-second.
+--config.FIELD=VALUE sets a field of the first configuration, --match.FIELD=VALUE of the second.
 
-Without --config: the paper's models beside the paper's figures. With --config: the cost of a step
-and of the whole run, by the paper's accounting and in matrix products. With --match: the number of
-steps that cost as much as the other configuration's whole run, for comparisons at equal compute.
+Without --config, prints the FLOPs of the paper's models beside the paper's figures. With --config,
+prints the cost of a step and of the whole run, by the paper's accounting and in matrix products.
+With --match, prints the number of steps that cost as much as a whole run of the other one.
 """
 
 import argparse
@@ -18,11 +17,11 @@ from electra_jax.runtime import terminal
 def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.add_config()
-  p.add_config(name="match", text="configuration whose whole run is to be matched")
+  p.add_config(name="match", text="configuration whose compute is to be matched")
 
 
 def main(args: argparse.Namespace) -> None:
-  """Prints the table of a configuration and the steps that match another; else the paper's."""
+  """Prints the table of a configuration and the steps that match another, or the paper's table."""
   if args.match is not None and args.config is None:
     raise cli.UsageError("--match=FILE needs --config=FILE")
   with starting():  # slow, and not needed for --help
@@ -35,4 +34,4 @@ def main(args: argparse.Namespace) -> None:
   console.print(tables.config_table(args.config))
   if args.match is not None:
     for title, steps in tables.matching_steps(args.config, args.match).items():
-      console.print(f"{steps:,} steps cost as much as all of {args.match_file}, {title}")
+      console.print(f"{steps:,} steps cost as much as a whole run of {args.match_file}, {title}")

@@ -4,11 +4,11 @@
   electra-jax preflight --config=configs/large.py --topology=h200x8[,a100x64,...]
   electra-jax preflight --config=configs/large.py --topology=here
 
-A TPU slice needs only the TPU compiler (the extra `tpu`), GPUs only theirs (`gpu-compile`, without
-CUDA's libraries). Memory and communicated bytes are the compiler's, for this version of XLA; the
-memory was 0.7 and 1.1 % below the real peak of an H200 (docs/preflight.md). Times are lower bounds:
-products at the data sheet's peak, memory and links at their full rate. `here` means the devices of
-this machine.
+TPU slices need only the TPU compiler (the extra `tpu`), GPUs only the GPU compiler (`gpu-compile`,
+without CUDA libraries). Memory and communicated bytes come from this version of XLA; the memory was
+0.7 and 1.1 % below the peak measured on an H200 (docs/preflight.md). Times are lower bounds, with
+matrix products, memory and links at the data sheet's peak. `here` means the devices of this
+machine.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def add_options(p: cli.ArgumentParser) -> None:
     type=lambda names: [name for name in names.split(",") if name],
     help="TPU slices or GPUs, e.g. v5e:16x16,v4:2x2x4,h200x8; or here",
   )
-  p.add_argument("--json", metavar="FILE", help="for the same numbers, one JSON line per column")
+  p.add_argument("--json", metavar="FILE", help="write the numbers, one JSON line per column")
 
 
 def main(args: argparse.Namespace) -> None:

@@ -1,14 +1,14 @@
 """Scores sentences: electra-jax score --model=SOURCE < sentences.txt
 
 SOURCE is a run, an orbax export, a Hugging Face folder, hf://ORG/NAME[@REVISION] on its Hub, or a
-TF1 checkpoint of the original. Prints for each line its pseudo-log-likelihood in nats (the sum over
-its tokens of log p of each given all others), its number of tokens, and the line. Electric and
-ELECTRA with a two-tower generator need one pass per sentence, a masked language model one per
+TF1 checkpoint of the original. For each line, prints its pseudo-log-likelihood in nats (the sum
+over tokens of log p of the token given all others), its number of tokens, and the line. Electric
+and ELECTRA with a two-tower generator need one pass per sentence, a masked language model one per
 token.
 
-With --nbest the lines are ID, score and hypothesis, separated by tabs. For each ID, the hypothesis
-with the highest score + weight x likelihood is printed in the same form (Clark et al. 2020b,
-Section 4.2: weights from 0.05 to 1).
+With --nbest, lines are ID, score and hypothesis, separated by tabs. Prints, in the same form, the
+hypothesis of each ID with the highest score + weight x likelihood (Clark et al. 2020b, Section 4.2:
+weights from 0.05 to 1).
 """
 
 import argparse
@@ -30,14 +30,10 @@ def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.add_argument("--model", "--checkpoint", metavar="SOURCE")
   p.add_argument("--data-dir", metavar="DIR", help="shards with the vocabulary; default: the run's")
-  p.add_argument("--batch-size", type=cli.positive, default=32, metavar="N", help="sentences")
-  p.add_switch("nbest", "read ID, score, hypothesis; print the best hypothesis of each")
+  p.add_argument("--batch-size", type=cli.positive, default=32, metavar="N", help="in sentences")
+  p.add_switch("nbest", "read ID, score, hypothesis; print the best hypothesis of each ID")
   p.add_argument(
-    "--weight",
-    type=finite,
-    default=0.5,
-    metavar="W",
-    help="with --nbest: weight of the likelihood that is added to the score",
+    "--weight", type=finite, default=0.5, metavar="W", help="with --nbest: weight of the likelihood"
   )
 
 

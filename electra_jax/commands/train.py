@@ -1,11 +1,11 @@
 """Pretrains: electra-jax train --config=configs/base.py --workdir=DIR
 
 A run (1) checks the configuration; (2) locks the workdir, so that no other process writes there;
-(3) opens the shards, which it copies to this host if `config.data.dir` is a URL, and compares them
-with the shards of the saved run; (4) prints its description; (5) restores the state, or initialises
-it from the seed or another run's parameters; (6) trains, with log lines, evaluations and
-checkpoints. The same command resumes from the newest checkpoint, bit for bit. Ctrl-C, SIGTERM and
-SIGUSR1 end the step or leave the evaluation, save and exit with code 143.
+(3) opens the shards, copied to this host if `config.data.dir` is a URL, and compares them with
+those of the saved run; (4) prints its description; (5) restores the state, or initialises it from
+the seed or from init_from; (6) trains, with log lines, evaluations and checkpoints. The same
+command resumes from the newest checkpoint, bit for bit. After Ctrl-C, SIGTERM or SIGUSR1, the run
+finishes the step or leaves the evaluation, saves and exits with code 143.
 """
 
 import argparse
@@ -21,11 +21,11 @@ _STARTED = time.monotonic()
 def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.add_config()
-  p.add_argument("--workdir", metavar="DIR", help="of the run: checkpoints, metrics, curves")
+  p.add_argument("--workdir", metavar="DIR", help="folder of the run: checkpoints, metrics, curves")
   p.add_switch("verify", "check the checksum of every shard before training")
-  p.add_argument("--coordinator", default="", metavar="HOST:PORT", help="of process 0 of several")
+  p.add_argument("--coordinator", default="", metavar="HOST:PORT", help="address of process 0")
   p.add_argument("--num-processes", type=int, default=0, metavar="N")
-  p.add_argument("--process-id", type=int, default=-1, metavar="I", help="of this one, from 0")
+  p.add_argument("--process-id", type=int, default=-1, metavar="I", help="from 0")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """Data sheets of TPU chips (memory, bandwidths, links) and names of topologies.
 
-GPUs are in `gpus`, peaks in `flops.PEAK_FLOPS`. Links are as in "How to Scale Your Model" (2025),
+GPUs are in `gpus`, peaks in `flops.PEAK_FLOPS`. Links are from "How to Scale Your Model" (2025),
 Section 2.
 """
 
@@ -18,13 +18,13 @@ class Chip:
   memory: float  # bytes of HBM
   memory_rate: float  # bytes/s of HBM
   link_rate: float  # bytes/s of one torus axis, both directions together
-  # an axis forms a ring if its length is a multiple of this; in three dimensions only if all axes
-  # are ("TPU v4", Google Cloud: smaller slices are meshes)
+  # an axis is a ring if its length is a multiple of this; in three dimensions only if all axes are
+  # ("TPU v4", Google Cloud: smaller slices are meshes)
   wraps: int
-  cores: int = 1  # per chip; two work as one device
+  cores: int = 1  # per chip; two form one device
 
   def links(self, axes: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-    """Returns how many chips communicate, and each one's bytes/s."""
+    """Returns (the number of chips that communicate, bytes/s of each)."""
     return ((math.prod(axes), link_rate(self, axes)),)
 
 
@@ -39,7 +39,7 @@ CHIPS = {
 def parse(topology: str) -> tuple[Chip | Gpu, tuple[int, ...]]:
   """Parses a topology: a TPU chip and the number of chips along each axis, or hosts x GPUs.
 
-  Raises ValueError if the text is not a topology.
+  Raises ValueError for other texts.
 
   >>> parse("v5e:4x8")[1], parse("h200x16")[1]
   ((4, 8), (2, 8))
@@ -47,30 +47,29 @@ def parse(topology: str) -> tuple[Chip | Gpu, tuple[int, ...]]:
   gpu, _, count = topology.partition("x")
   if gpu in GPUS:
     if not count.isdecimal() or not int(count):
-      raise ValueError(f"topology {topology!r}: expected the number of GPUs, e.g. h200x8")
+      raise ValueError(f"topology {topology!r} must end in the number of GPUs, e.g. h200x8")
     number, most = int(count), GPUS[gpu].per_host
     if number > most and number % most:
       raise ValueError(
-        f"topology {topology!r}: {number} GPUs do not divide into hosts of {most}: ask for at most"
-        f" {most} or for a multiple of {most}"
+        f"topology {topology!r}: the number of GPUs must be at most {most} (one host) or a multiple"
+        f" of {most}"
       )
     return GPUS[gpu], (-(-number // most), min(number, most))
   name, _, shape = topology.partition(":")
   axes = shape.split("x")
   if name not in CHIPS or not all(axis.isdecimal() and int(axis) for axis in axes):
     raise ValueError(
-      f"topology {topology!r}: expected a chip of a TPU ({', '.join(CHIPS)}) and its number along"
-      f" each axis, e.g. v5e:4x8 or v4:2x2x4, or GPUs ({', '.join(GPUS)}) and their number, e.g."
-      " h200x8"
+      f"topology {topology!r} must be a TPU chip ({', '.join(CHIPS)}) with the size of each axis,"
+      f" e.g. v5e:4x8 or v4:2x2x4, or a GPU ({', '.join(GPUS)}) with the number, e.g. h200x8"
     )
   return CHIPS[name], tuple(map(int, axes))
 
 
 def link_rate(chip: Chip, axes: tuple[int, ...]) -> float:
-  """Returns the bytes/s into the chip of a slice with the fewest links, infinity for one chip.
+  """Returns the bytes/s into the chip with the fewest links in a slice, infinity for one chip.
 
-  All axes transfer at once. At the end of an axis that is not a ring, half of its links are
-  missing.
+  All axes transfer at once. A chip at the end of an axis that is not a ring lacks half of the
+  axis's links.
   """
   rings = [n % chip.wraps == 0 for n in axes]
   if len(axes) == 3:

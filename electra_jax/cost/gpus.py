@@ -1,7 +1,7 @@
-"""Data sheets of NVIDIA's GPUs and their hosts, and the descriptions that XLA needs.
+"""Data sheets of NVIDIA GPUs and their hosts, and the descriptions that XLA needs.
 
-Peaks are in `flops.PEAK_FLOPS`. AMD's are missing: JAX's plugin for ROCm (0.10.2) refuses a machine
-without an AMD GPU and is linked against ROCm's libraries.
+Peaks are in `flops.PEAK_FLOPS`. AMD GPUs are missing because JAX's ROCm plugin (0.10.2) needs an
+AMD GPU and the ROCm libraries.
 """
 
 import dataclasses
@@ -13,23 +13,23 @@ class Gpu:
 
   kind: str  # its key in `flops.PEAK_FLOPS`
   memory: float  # bytes, as the driver reports them
-  memory_rate: float  # bytes/s of it
+  memory_rate: float  # bytes/s
   link_rate: float  # bytes/s to the other GPUs of its host, in one direction
-  network_rate: float  # bytes/s to other hosts, its share of the host's rate, in one direction
+  network_rate: float  # bytes/s per GPU to other hosts, in one direction
   capability: tuple[int, int]  # of CUDA
-  device: dict[str, float]  # fields of XLA's device description, as they are named there
+  device: dict[str, float]  # fields of XLA's device description
   per_host: int = 8
 
   def links(self, axes: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-    """Returns how many members communicate at each level, and the bytes/s of each.
+    """Returns (number of members, bytes/s of each) for each level of communication.
 
-    A host works like one member: it sends its share over all its GPUs' adapters at once.
+    A host is one member, which sends over the network adapters of all its GPUs at once.
     """
     hosts, count = axes
     return ((count, self.link_rate), (hosts, count * self.network_rate))
 
 
-_BLOCK = {  # of every GPU below
+_BLOCK = {  # common to the GPUs below
   "threads_per_block_limit": 1024,
   "threads_per_warp": 32,
   "shared_memory_per_block": 49152,
@@ -67,12 +67,12 @@ _ADA = _HOPPER | {
 }
 
 # Memory in bytes and `device`: xla/backends/gpu/target_config/specs of OpenXLA (a100_sxm_80,
-# h100_sxm, h200, b200). Memory's rate and NVLink's, of which half goes each way: NVIDIA's data
-# sheets of the A100 80GB SXM, H100 SXM, H200 SXM and DGX B200. Network: the DGX of each has eight
-# adapters, of 200 Gb/s with A100, else of 400 Gb/s (DGX user guides).
-# L4, which has no specification there: NVIDIA's L4 data sheet (300 GB/s; no NVLink, so 16 lanes of
-# PCIe 4.0, 64 GB/s both ways; 24 GB, of which nvidia-smi reports 23,034 MiB), the Ada tuning guide
-# of CUDA, and Google Cloud's g2-standard-96: eight of them with 100 Gb/s.
+# h100_sxm, h200, b200). Rates of memory and NVLink (half in each direction): NVIDIA's data sheets
+# of the A100 80GB SXM, H100 SXM, H200 SXM and DGX B200. Network: a DGX has eight adapters, 200 Gb/s
+# for A100, else 400 Gb/s (DGX user guides). L4, without an OpenXLA specification: NVIDIA's L4 data
+# sheet (300 GB/s; 16 lanes of PCIe 4.0, 64 GB/s in both directions, no NVLink; 24 GB, of which
+# nvidia-smi reports 23,034 MiB), CUDA's Ada tuning guide, and Google Cloud's g2-standard-96: eight
+# L4 with 100 Gb/s.
 GPUS = {
   "a100": Gpu("NVIDIA A100", 85_100_068_864, 2.039e12, 3e11, 2.5e10, (8, 0), _AMPERE),
   "h100": Gpu("NVIDIA H100", 84_942_979_072, 3.35e12, 4.5e11, 5e10, (9, 0), _HOPPER),
@@ -83,9 +83,9 @@ GPUS = {
 
 
 def describe(gpu: Gpu) -> str:
-  """Returns a GPU as XLA's compiler reads it in place of one (GpuTargetConfigProto, as text).
+  """Returns the description of a GPU for XLA's compiler (GpuTargetConfigProto, as text).
 
-  It has only fields that JAX 0.10 knows.
+  It has only fields that JAX 0.10 supports.
   """
   fields = _BLOCK | gpu.device
   fields |= {"device_memory_size": int(gpu.memory), "memory_bandwidth": int(gpu.memory_rate)}

@@ -1,8 +1,8 @@
 """Training FLOPs as the paper counts them (Clark et al. 2020, Section 3.3 and its script).
 
-Every operation counts, a multiply and an add as two. Embedding lookups count as full matmuls with
-one-hot vectors: two fifths of the total at small size. The backward pass costs as much as the
-forward pass. Compare these numbers with the paper's; `electra_jax.core.flops` counts device work.
+Every operation counts, a multiply-add as two. Embedding lookups count as matmuls with one-hot
+vectors, two fifths of the total at small size. The backward pass counts as much as the forward
+pass. Use these numbers only to compare with the paper; `electra_jax.core.flops` counts device work.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ class Network:
   num_heads: int = 0  # 0: heads of size 64
   ffn_size: int = 0  # 0: 4 x hidden_size
   output_size: int = 0  # input width of the output layer; 0: hidden_size
-  gated: bool = False  # the feed-forward layer has a third matrix, whose product is a factor
-  keys: float = 0  # keys that a query is compared with, the mean over layers; 0: length
+  gated: bool = False  # the feed-forward layer has a third matrix, for the gate
+  keys: float = 0  # keys per query, the mean over layers; 0: length
 
 
 def block_flops(n: Network) -> float:
@@ -50,7 +50,7 @@ def block_flops(n: Network) -> float:
     + (SOFTMAX + DROPOUT + 1) * s * heads  # softmax, dropout, scaling
     + 2 * h * s  # weighted sum
   )
-  # As in the original: this LayerNorm counts 5 per token, the other one 5 per element.
+  # As in the original: this LayerNorm counts 5 per token, the other 5 per element.
   after = 2 * h * h + h + DROPOUT * h + h + LAYER_NORM
   feed_forward = 2 * h * i + (ACTIVATION + 1) * i + 2 * h * i + h
   if n.gated:
@@ -117,19 +117,19 @@ PAPER = {
 
 
 def _network(cfg: TransformerConfig, length: int, output: str, output_size: int = 0) -> Network:
-  own = {"length": length, "output": output, "output_size": output_size}
+  given = {"length": length, "output": output, "output_size": output_size}
   keys = attention.encoder_scores(cfg, length) / (cfg.num_layers * length)
   gated = FEED_FORWARDS[cfg.feed_forward].gated
-  return take_fields(Network, vars(cfg), **own, gated=gated, keys=keys)
+  return take_fields(Network, vars(cfg), **given, gated=gated, keys=keys)
 
 
 def sequence_flops(spec: PretrainSpec, length: int) -> dict[str, float]:
   """Returns the operations of one sequence in a training step, by network.
 
-  Beyond the paper: windows and gates count as they are computed; biases, norms and positions as in
-  the paper's blocks, whatever replaces them. A frozen generator and a second sampling pass count
-  forward only; a two-tower generator's vocabulary layer counts on every token. Sampling,
-  single-logit heads and a detection head beside a vocabulary layer do not count.
+  Beyond the paper: windows and gates count as computed, but biases, norms and positions always as
+  in the paper's blocks. A frozen generator and a second sampling pass count only forward; a
+  two-tower generator's vocabulary layer counts on every token. Sampling, single-logit heads and a
+  detection head besides a vocabulary layer do not count.
   """
   definition, generator, parts = OBJECTIVES[spec.objective], generator_of(spec), {}
   if generator and generator.encoders:

@@ -1,4 +1,4 @@
-"""The cost of a training step and an evaluation, from the compiler: see electra_jax.preflight."""
+"""The cost of a training step and an evaluation, from the compiler; see electra_jax.preflight."""
 
 import dataclasses
 import json
@@ -33,8 +33,8 @@ _CHAIN = re.compile(r'chain_id="(\d+)"')
 class StepCost:
   """The memory, communication and time of a step; bytes and FLOPs are per device.
 
-  If the step does not fit, only `memory` and a lower bound of `used` are known. The sizes of the
-  three collectives are the unsharded bytes of the arrays handled per step. None means unknown.
+  If the step does not fit, only `memory` and a lower bound of `used` are known. The bytes of the
+  three collectives are of their unsharded arrays per step. None means unknown.
   """
 
   topology: str
@@ -43,44 +43,44 @@ class StepCost:
   accumulation: int  # microbatches of a device's share of the batch
   fits: bool | None
   memory: float | None  # bytes of the device
-  used: float  # bytes of it, mostly parameters, optimizer state and temporaries
+  used: float  # bytes, mostly parameters, optimizer state and temporaries
   parameters: float = 0.0
   optimizer: float = 0.0
-  optimizer_sharded: float = 0.0  # bytes of the optimizer with optimizer.sharded
-  temporaries: float = 0.0  # bytes, with the activations
+  optimizer_sharded: float = 0.0  # bytes with optimizer.sharded
+  temporaries: float = 0.0  # bytes, including activations
   all_reduce_bytes: float = 0.0
   reduce_scatter_bytes: float = 0.0
   all_gather_bytes: float = 0.0
-  sent_bytes: float = 0.0  # by the device for these collectives, in a ring of all devices
+  sent_bytes: float = 0.0  # for these collectives, in a ring of all devices
   flops: float = 0.0  # of matrix products
   product_secs: float = 0.0  # least time of the products
   memory_secs: float | None = None  # least time of the memory traffic
   link_secs: float | None = None  # least time of the collectives
   secs: float = 0.0  # lower bound: max(product_secs, memory_secs) + link_secs
-  kernels: int | None = None  # launched by a step; this and the next two for GPUs only
-  traffic_bytes: float | None = None  # that the kernels read and write
-  estimated_secs: float | None = None  # not a bound: `traffic.estimate_secs` and link_secs
+  kernels: int | None = None  # per step; this and the next two only for GPUs
+  traffic_bytes: float | None = None  # read and written by the kernels
+  estimated_secs: float | None = None  # not a bound: `traffic.estimate_secs` + link_secs
   mfu: float = 0.0  # upper bound
   evaluation_used: float | None = None  # as `used`, in evaluations; None: not compiled
   evaluation_fits: bool | None = None
 
 
 def check(config: ConfigDict, devices: tuple) -> None:
-  """Raises ValueError if devices cannot train a configuration, whatever their memory."""
+  """Raises ValueError if devices cannot train a configuration, apart from memory."""
   validate.check_fields(config)
   validate.check_devices(config, len(devices))
   validate.check_attention(config.model, devices[0].platform)
 
 
 def compile_step(config: ConfigDict, devices: tuple):
-  """Returns the training step compiled for devices, and the state's shapes."""
+  """Returns the training step compiled for devices, and the shapes of the state."""
   check(config, devices)
   fns, batch = _make_fns(config, devices), _batch(config, len(devices), config.train.batch_size)
   return fns.train_step.lower(fns.sharding.step_shapes(), batch).compile(), fns.shapes
 
 
 def compile_evaluation(config: ConfigDict, devices: tuple) -> jax.stages.Compiled:
-  """Returns the evaluation compiled for devices, as if the held-out documents fill a batch."""
+  """Returns the evaluation compiled for devices, with a full batch of held-out documents."""
   fns = _make_fns(config, devices)
   size = eval_batch_size(config, len(devices), config.eval.max_examples)
   return fns.eval_step.lower(fns.shapes.params, _batch(config, len(devices), size)).compile()
@@ -101,18 +101,18 @@ def _batch(config: ConfigDict, devices: int, batch_size: int) -> Batch:
 
 
 def used_bytes(compiled: jax.stages.Compiled) -> int:
-  """Returns the bytes that a compiled program needs on each device, by the compiler."""
+  """Returns the compiler's estimate of a program's bytes on each device."""
   m = compiled.memory_analysis()
-  own = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
-  return own + m.temp_size_in_bytes + m.generated_code_size_in_bytes
+  outside = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+  return outside + m.temp_size_in_bytes + m.generated_code_size_in_bytes
 
 
 def collective_bytes(text: str, devices: int) -> dict[str, int]:
-  """Returns the unsharded bytes that each kind of collective handles in a compiled program.
+  """Returns the unsharded bytes of each kind of collective in a compiled program.
 
   Every collective spans all devices. A reduce-scatter returns one device's part. An asynchronous
-  "-start" returns a part and the whole, or in newer versions on GPUs (operands), results. A
-  collective that the compiler splits into several operations appears in each, with one chain_id.
+  "-start" returns a part and the whole or, in newer versions on GPUs, (operands), results. The
+  operations into which the compiler splits a collective share a chain_id.
   """
   totals, chains = dict.fromkeys(COLLECTIVES, 0), set()
   for line in text.splitlines():
@@ -134,17 +134,17 @@ def collective_bytes(text: str, devices: int) -> dict[str, int]:
 
 
 def ring_bytes(collectives: dict[str, int], devices: int) -> float:
-  """Returns the bytes that each of n devices sends in a ring: (n - 1) / n, all-reduce twice."""
+  """Returns the bytes that each of n devices sends in a ring: (n - 1) / n, twice for all-reduce."""
   return (sum(collectives.values()) + collectives["all-reduce"]) * (devices - 1) / devices
 
 
 def least_link_secs(
   collectives: dict[str, int], links: tuple[tuple[int, float], ...]
 ) -> float | None:
-  """Returns the least time of collectives: rings on all levels at once, the slowest counts.
+  """Returns the least time of collectives: simultaneous rings on all levels, of which the slowest.
 
-  Inside a host GPUs add up everything, and the hosts, each as one member, do so too. None if
-  something is sent over links of unknown rate.
+  The GPUs of a host form one ring, and hosts, as one member each, another. Returns None if data is
+  sent over links of unknown rate.
   """
   sent = [(ring_bytes(collectives, members), rate) for members, rate in links]
   if any(size and rate == math.inf for size, rate in sent):
@@ -153,21 +153,21 @@ def least_link_secs(
 
 
 def refused_size(message: str) -> float:
-  """Returns the bytes needed, from the compiler's out-of-memory message.
+  """Parses the bytes needed from the compiler's out-of-memory message.
 
   >>> refused_size("required for HLO temporaries (20.50G) exceeds available HBM (15.75G).") / 2**30
   20.5
   """
-  found = _SIZE.search(message)  # the first size is needed, the second available
+  found = _SIZE.search(message)  # the first size is needed, the second is available
   return float(found[1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[found[2]] if found else math.inf
 
 
 def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
-  """Compiles a step for a target and returns its cost; one too large for it has `fits=False`.
+  """Compiles a step for a target and returns its cost, with fits=False if it is too large.
 
   Raises:
-    ValueError: XLA's compiler for GPUs is not complete.
-    jax.errors.JaxRuntimeError: the step does not compile, for another reason.
+    ValueError: XLA's GPU compiler is incomplete.
+    jax.errors.JaxRuntimeError: the step does not compile for another reason.
   """
   D, t = len(target.devices), config.train
   known, memory = (name, D, target.chips, t.accumulation), _known(target.memory)
@@ -180,9 +180,9 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
   work = flops.step_flops(spec_without_data(config), t.batch_size, config.data.seq_length) / D
   collectives = collective_bytes(text, D)
   link_secs = least_link_secs(collectives, target.links)
-  # State is read once and written once, and so are temporaries.
+  # State and temporaries are read once and written once.
   memory_secs = (moved + 2 * m.temp_size_in_bytes) / target.memory_rate
-  # Communication overlaps with nothing: it needs the whole gradient, and the optimizer its sum.
+  # Communication does not overlap: it needs the whole gradient, and the optimizer needs its sum.
   secs = max(work / target.peak, memory_secs) + (link_secs or 0)
   of_gpu = {}
   if target.devices[0].platform == "gpu":
@@ -217,7 +217,7 @@ def estimate_step(config: ConfigDict, name: str, target: Target) -> StepCost:
 
 
 def with_evaluation(cost: StepCost, config: ConfigDict, target: Target) -> StepCost:
-  """Adds the memory of the evaluations, if there are any; the optimizer's state stays meanwhile."""
+  """Adds the memory of evaluations, if any, during which the optimizer state stays in memory."""
   if not config.data.holdout_frac:
     return cost
   found = _unless_refused(compile_evaluation, config, target, cost.topology)
@@ -226,14 +226,13 @@ def with_evaluation(cost: StepCost, config: ConfigDict, target: Target) -> StepC
 
 
 def _unless_refused(compile_program: Callable, config: ConfigDict, target: Target, name: str):
-  """Returns the compiled program, or the bytes that it needs if the compiler refuses it."""
+  """Returns the compiled program, or the bytes that it needs if they exceed the memory."""
   try:
     return compile_program(config, target.devices)
   except jax.errors.JaxRuntimeError as error:
     if any(word in str(error) for word in ("ptxas", "libdevice not found")):
       raise ValueError(
-        f"{name}: XLA found no ptxas or libdevice; both come with: pip install"
-        " 'electra_jax[gpu-compile]'"
+        f"{name}: XLA found no ptxas or libdevice: pip install 'electra_jax[gpu-compile]'"
       ) from None
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
@@ -249,7 +248,7 @@ def _known(x: float) -> float | None:
 
 
 def _size(tree, devices: int = 1) -> float:
-  """Returns the bytes of a tree of arrays on each of the devices that they are sharded over."""
+  """Returns the bytes per device of a tree of arrays that are sharded over devices."""
   return sum(
     x.size * x.dtype.itemsize / (1 if split_axis(x.shape, devices) is None else devices)
     for x in jax.tree.leaves(tree)
@@ -259,7 +258,7 @@ def _size(tree, devices: int = 1) -> float:
 def more_microbatches(config: ConfigDict, devices: int, least: float = 0) -> int | None:
   """Returns the next larger number of microbatches that divides a device's sequences.
 
-  It is at least `least`, if possible. A microbatch has whole groups of contrasted sequences.
+  At least `least`, if possible. A microbatch has whole groups of contrasted sequences.
   """
   groups = "contrast_group" in objectives.OBJECTIVES[config.objective.name].own_fields
   group = config.objective.contrast_group if groups else 1
@@ -269,10 +268,10 @@ def more_microbatches(config: ConfigDict, devices: int, least: float = 0) -> int
 
 
 def fit(config: ConfigDict, name: str, target: Target) -> list[StepCost]:
-  """Returns the cost of the configuration and, until one fits, of more microbatches.
+  """Returns the costs of a configuration with more and more microbatches, until it fits.
 
-  n times as many microbatches need more than the n-th part of the memory, as parameters stay, so
-  numbers that this rules out are not compiled. The last cost, if it fits, includes the evaluations.
+  n times as many microbatches need more than 1/n of the memory, because parameters stay; numbers of
+  microbatches that this rules out are not compiled. A last cost that fits includes evaluations.
   """
   costs = [estimate_step(config, name, target)]
   while (last := costs[-1]).fits is False:
@@ -293,7 +292,7 @@ def table(config: ConfigDict, costs: list[StepCost]) -> Table:
     *(Column(f.topology, justify="right", no_wrap=True) for f in costs),
     title=f"{config.objective.name}, {c.batch_size:,} x {config.data.seq_length} tokens,"
     f" {c.steps:,} steps",
-    caption="bytes: by the compiler; times: lower bounds, but for the estimate; MFU, sequences/s:"
+    caption="bytes: from the compiler; times: lower bounds, except the estimate; MFU, sequences/s:"
     " upper bounds",
   )
   for title, cell, always in ROWS:
@@ -316,7 +315,7 @@ def _hours(f: StepCost, c: ConfigDict) -> float:
 
 
 _FITS = {True: "fits", False: "does not fit", None: "unknown"}
-# Rows of the table: title, cell of (cost, config.train), whether to show it if a step does not fit.
+# Rows of the table: title, cell(cost, config.train), whether to show it if a step does not fit.
 ROWS = (
   ("microbatches", lambda f, c: f"{f.accumulation}", True),
   ("device memory, GiB", lambda f, c: _gib(f.memory), True),
@@ -336,8 +335,8 @@ ROWS = (
   ("memory traffic, ms per step", lambda f, c: _in(1e-3, f.memory_secs), False),
   ("step, ms", lambda f, c: _in(1e-3, f.secs), False),
   ("  kernels (GPU)", lambda f, c: "?" if f.kernels is None else f"{f.kernels:,}", False),
-  ("  read and written by them, GB", lambda f, c: _in(1e9, f.traffic_bytes), False),
-  ("  step estimated by them, ms", lambda f, c: _in(1e-3, f.estimated_secs), False),
+  ("  bytes read and written by kernels, GB", lambda f, c: _in(1e9, f.traffic_bytes), False),
+  ("  step estimated from kernels, ms", lambda f, c: _in(1e-3, f.estimated_secs), False),
   ("sequences/s, all devices", lambda f, c: f"{c.batch_size / f.secs:,.0f}", False),
   ("MFU, %", lambda f, c: f"{100 * f.mfu:.0f}", False),
   ("whole run, hours", lambda f, c: f"{_hours(f, c):,.3g}", False),
@@ -346,26 +345,26 @@ ROWS = (
 
 
 def verdict(costs: list[StepCost]) -> str:
-  """Returns a line on whether a step fits, and with how many microbatches, from `fit`'s costs."""
+  """Describes whether a step fits, and with how many microbatches, from the costs of `fit`."""
   *tried, last = costs
-  refused = ", ".join(str(f.accumulation) for f in (tried if last.fits else costs))
+  too_few = ", ".join(str(f.accumulation) for f in (tried if last.fits else costs))
   if last.fits is None:
-    return f"{last.topology}: unknown whether it fits; it needs {_gib(last.used)} GiB per device"
+    return f"{last.topology}: needs {_gib(last.used)} GiB per device; the device memory is unknown"
   if not last.fits:
     return (
-      f"{last.topology}: does not fit with {refused} microbatches; try model.remat=True,"
+      f"{last.topology}: does not fit with {too_few} microbatches; try model.remat=True,"
       " optimizer.sharded=True or more devices"
     )
-  fewest = f"; does not fit with {refused}" if tried else ""
+  fewest = f"; does not fit with {too_few}" if tried else ""
   if last.evaluation_fits is False:
     fewest += f"; evaluations do not fit ({_gib(last.evaluation_used)} GiB): lower eval.batch_size"
   return f"{last.topology}: fits, microbatches: {last.accumulation}{fewest}"
 
 
 def for_accelerator(config: ConfigDict, platform: str) -> ConfigDict:
-  """Returns the configuration with `auto` fields set for a TPU or GPU that is elsewhere.
+  """Returns the configuration with `auto` fields set for a TPU or GPU on another machine.
 
-  Attention is XLA's, which every compiler has: cuDNN's and splash need less memory.
+  Attention is XLA's, which compiles everywhere; cuDNN and splash attention need less memory.
   """
   config = config.copy_and_resolve_references()
   config.model.unroll = config.model.unroll or specs.default_unroll(platform)
@@ -376,12 +375,12 @@ def for_accelerator(config: ConfigDict, platform: str) -> ConfigDict:
 
 
 def run(config: ConfigDict, topologies: list[str], json_path: str | None, console: Console) -> None:
-  """Prints what a step costs on each topology, and writes it as a line of JSON each."""
-  if json_path:  # as all checks, before compiling for minutes
+  """Prints the cost of a step on each topology, and writes a line of JSON for each."""
+  if json_path:  # raises before minutes of compilation
     check_new(Path(json_path), replaces=True)
   found, prepare = [], lambda config, _: config
   if topologies != [HERE]:
-    jax.config.update("jax_platforms", "cpu")  # the devices are described, not here
+    jax.config.update("jax_platforms", "cpu")  # the devices are only described
     prepare = for_accelerator
   described = [targets.find(topology) for topology in topologies]
   configs = [prepare(config, target.devices[0].platform) for target in described]

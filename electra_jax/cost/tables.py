@@ -1,4 +1,4 @@
-"""Tables of FLOPs, for electra-jax flops."""
+"""Tables of FLOPs for electra-jax flops."""
 
 import functools
 
@@ -14,10 +14,10 @@ _number = functools.partial(Column, justify="right")
 
 
 def paper_table() -> Table:
-  """Returns a table of the paper's models: FLOPs counted here and printed in the paper."""
+  """Returns a table of the paper's models with FLOPs counted here and printed in the paper."""
   caption = (
-    "ELECTRA-Small and its fractions: the paper's tables say 1.4e18, its own script 1.294e18, as"
-    " here. ELMo, XLNet and T5 are fixed numbers in that script and are left out."
+    "ELECTRA-Small and its fractions: 1.4e18 in the paper's tables, but 1.294e18 in its script and"
+    " here. Left out: ELMo, XLNet and T5, which are fixed numbers in the script."
   )
   columns = map(_number, ("batch", "steps", "here", "paper"))
   title = "training FLOPs by the paper's accounting"
@@ -29,7 +29,7 @@ def paper_table() -> Table:
 
 
 def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
-  """Returns the FLOPs of one step by part: by the paper's accounting and in matrix products."""
+  """Returns the FLOPs of a step by part: by the paper's accounting, and in matrix products."""
   validate.check_fields(config)
   spec = spec_without_data(config)
   B, L = config.train.batch_size, config.data.seq_length
@@ -39,7 +39,7 @@ def step_costs(config: ConfigDict) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def config_table(config: ConfigDict) -> Table:
-  """Returns a table of the FLOPs of a step and of the whole run."""
+  """Returns a table of the FLOPs of a step and of a whole run."""
   steps, objective = config.train.steps, config.objective.name
   columns = map(_number, ("per step", f"total, {steps:,} steps"))
   title = f"{objective}, {config.train.batch_size:,} x {config.data.seq_length} tokens"
@@ -54,7 +54,7 @@ def config_table(config: ConfigDict) -> Table:
 
 
 def matching_steps(config: ConfigDict, other: ConfigDict) -> dict[str, int]:
-  """Returns the steps of `config` that cost as much as all of `other`'s, by both accountings."""
+  """Returns the steps of `config` that cost as much as a whole run of `other`, by accounting."""
   mine, theirs = ([sum(x.values()) for x in step_costs(c)] for c in (config, other))
   found = zip(("by the paper's accounting", "in matrix products"), mine, theirs, strict=True)
   return {title: round(other.train.steps * b / a) for title, a, b in found}

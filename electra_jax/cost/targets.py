@@ -1,7 +1,7 @@
-"""Devices to compile a step for: this machine's, or TPU slices and GPUs that are elsewhere.
+"""Devices to compile a step for: of this machine, or described TPU slices and GPUs.
 
-A compiler takes a description in place of a device: libtpu knows the slices of TPUs, XLA's for
-CUDA reads the data sheet of a GPU. Neither needs a driver or CUDA's libraries.
+Compilers accept descriptions in place of devices: libtpu knows TPU slices, and XLA's CUDA compiler
+reads a GPU's data sheet. Neither needs a driver or CUDA libraries.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from electra_jax.core import flops
 from electra_jax.cost import chips, gpus
 
 HERE = "here"
-# JAX takes this share of a GPU's memory, and refuses what needs more ("GPU memory allocation").
+# JAX allocates this share of a GPU's memory ("GPU memory allocation" in its documentation).
 SHARE_VARIABLES, SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"), 0.75
 
 
@@ -26,15 +26,15 @@ class Target:
   chips: int
   memory: float  # bytes that a program can use
   memory_rate: float  # bytes/s
-  links: tuple[tuple[int, float], ...]  # for each level, members and the bytes/s that each sends
+  links: tuple[tuple[int, float], ...]  # per level: number of members, bytes/s that each sends
   peak: float  # FLOP/s
-  note: str = ""  # what to know about these values
+  note: str = ""  # about these values
 
 
 def find(topology: str) -> Target:
-  """Returns the devices that a topology names: "here", a TPU slice or GPUs.
+  """Returns the devices of a topology: "here", a TPU slice or GPUs.
 
-  Raises ValueError if the topology is unknown, or JAX has no compiler for its devices.
+  Raises ValueError if the topology is unknown or JAX has no compiler for it.
   """
   if topology == HERE:
     return local()
@@ -48,11 +48,11 @@ def find(topology: str) -> Target:
     options = {"target_config": gpus.describe(sheet), "topology": "1x{}x{}".format(*axes)}
     devices = _described(topology, "cuda", options)
   else:
-    # Only the compiler of libtpu is used: it must not ask a TPU VM's metadata server or lock a TPU.
+    # libtpu is only used as a compiler, without the metadata server of TPU VMs or a lock on a TPU.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     options = {"topology_name": topology}
-    if sheet.cores == 2:  # training uses both as one device; by default the compiler splits a v4's
+    if sheet.cores == 2:  # one device in training; by default the compiler splits a v4
       options["chip_config_name"] = "megacore"
     if math.prod(axes) == 1:
       options["chips_per_host_bounds"] = (1, 1, 1)
@@ -62,21 +62,21 @@ def find(topology: str) -> Target:
 
 
 _EXTRAS = {
-  "tpu": "TPU compiler comes with: pip install 'electra_jax[tpu]'",
-  "cuda": "GPU compiler comes with: pip install 'electra_jax[gpu-compile]'",
+  "tpu": "pip install 'electra_jax[tpu]' for the TPU compiler",
+  "cuda": "pip install 'electra_jax[gpu-compile]' for the GPU compiler",
 }
 
 
 def _described(topology: str, platform: str, options: dict) -> tuple:
-  """Returns the devices of a topology as their compiler describes them."""
+  """Returns a topology's devices as described by their compiler."""
   from jax.experimental import topologies
 
   try:
     return tuple(topologies.get_topology_desc(platform=platform, **options).devices)
-  except (ImportError, RuntimeError) as error:  # JAX has no such compiler, or it refuses
+  except (ImportError, RuntimeError) as error:  # no such compiler, or an error in it
     reason = str(error).strip().splitlines()[0]
-    known = "INVALID_ARGUMENT" in reason  # the compiler knows it, so there is a compiler
-    hint = "" if known else f"; the {_EXTRAS[platform]}"
+    known = "INVALID_ARGUMENT" in reason  # an error of the compiler, so it is installed
+    hint = "" if known else f": {_EXTRAS[platform]}"
     raise ValueError(f"topology {topology}: {reason}{hint}") from None
 
 
@@ -92,7 +92,7 @@ def _memory_share() -> float:
 
 
 def local() -> Target:
-  """Returns this machine's devices, with the memory and peak that they report."""
+  """Returns this machine's devices, with their reported memory and peak."""
   devices = jax.devices()
   peak, source = flops.peak_flops(devices[0])
   limit = (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
@@ -105,5 +105,5 @@ def local() -> Target:
     math.inf,
     ((len(devices), math.inf),),
     peak,
-    f"unknown: {', '.join(unknown)}; times count matrix products only, peak: {source}",
+    f"unknown: {', '.join(unknown)}; times count only matrix products, peak: {source}",
   )

@@ -1,8 +1,8 @@
-"""Kernels of a program that XLA compiled for a GPU, and the bytes that each reads and writes.
+"""The kernels of a program that XLA compiled for a GPU, and the bytes that each reads and writes.
 
-On a GPU every fusion, copy, product or call of a library in the optimized program is a kernel; it
-reads its operands from the device's memory and writes its results there. Caches may save some of
-that, and without a GPU nothing is tuned, so these are counts of the program, not bounds of time.
+On a GPU every fusion, copy, product or library call in the optimized program is a kernel, which
+reads its operands from device memory and writes its results there. Caches may save traffic, and
+without a GPU nothing is autotuned, so these counts are not bounds of time.
 """
 
 import math
@@ -16,33 +16,32 @@ _SHAPE = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # f32[2,3]; pred 
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 # On an H200 copies reach 3.2 of the data sheet's 4.8 TB/s (benchmarks/results/gpu.json), and
-# ELECTRA-Base's products 700 of 989 TFLOP/s (gpu_unroll.json). The last number is the overhead of
-# each kernel.
+# ELECTRA-Base's products 700 of 989 TFLOP/s (gpu_unroll.json). LAUNCH_SECS is per kernel.
 MEMORY_SHARE, PRODUCT_SHARE, LAUNCH_SECS = 2 / 3, 0.7, 1.3e-6
-# Instructions that move nothing: names for buffers, or parts of them.
+# Instructions that move no data: they name buffers or parts of them.
 _FREE = frozenset(
   "parameter constant tuple get-tuple-element bitcast after-all opt-barrier partition-id replica-id"
   " add-dependency".split()
 )
 _CALLS = frozenset(("while", "call", "async-start", "conditional"))
 _SLICES = frozenset(("slice", "dynamic-slice", "gather"))
-_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that holds the new values
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # index of the operand with the new values
 
 
 class Kernel(NamedTuple):
   """A kernel of a step."""
 
   name: str
-  times: int  # how often a step launches it
-  moved: float  # bytes that it reads and writes each time
-  flops: int  # of its matrix products, each time
+  times: int  # launches per step
+  moved: float  # bytes read and written per launch
+  flops: int  # of matrix products, per launch
 
 
 class _Instruction(NamedTuple):
   name: str
   result: str  # its type
   opcode: str
-  inside: str  # what is in its parentheses
+  inside: str  # the text in its parentheses
   attributes: str
   is_root: bool
 
@@ -55,7 +54,7 @@ _Computation = dict[str, _Instruction]
 
 
 def arrays_of(text: str) -> list[tuple[tuple[int, ...], int]]:
-  """Returns the shape and the bytes of every array of a type.
+  """Returns the shape and the bytes of every array in a type.
 
   >>> arrays_of("(f32[2,3]{1,0}, bf16[4]{0}, pred[])")
   [((2, 3), 24), ((4,), 8), ((), 1)]
@@ -68,11 +67,11 @@ def arrays_of(text: str) -> list[tuple[tuple[int, ...], int]]:
 
 
 def kernels(text: str) -> list[Kernel]:
-  """Returns the kernels of a program for a GPU, from its optimized HLO text.
+  """Returns the kernels of a GPU program, from its optimized HLO text.
 
-  Kernels in a loop have its trip count; a loop of unknown length counts as one round. A fusion
-  reads only what it uses of an operand: the part cut out by `dynamic-slice`, `slice` or `gather`.
-  An update in place (`dynamic-update-slice`, `scatter`) writes only what is new.
+  Kernels in a loop are multiplied by its trip count, 1 if unknown. A fusion reads only the part of
+  an operand selected by `dynamic-slice`, `slice` or `gather`. An in-place update
+  (`dynamic-update-slice`, `scatter`) writes only the new values.
   """
   computations, entry = _parse(text)
   return list(_walk(computations, entry, 1))
@@ -84,21 +83,21 @@ def moved_bytes(found: Iterable[Kernel]) -> float:
 
 
 def launches(found: Iterable[Kernel]) -> int:
-  """Returns how many kernels a step launches."""
+  """Returns the number of kernels that a step launches."""
   return sum(k.times for k in found)
 
 
 def estimate_secs(found: Iterable[Kernel], memory_rate: float, peak: float) -> float:
-  """Returns about the seconds of a step, kernel after kernel, from a data sheet's rates.
+  """Estimates the seconds of a step, kernel after kernel, from a data sheet's rates.
 
-  Fitted to ELECTRA-Small and Base on an H200 (docs/preflight.md); other GPUs are not measured.
+  Fitted to ELECTRA-Small and Base on an H200 only (docs/preflight.md).
   """
   memory, products = MEMORY_SHARE * memory_rate, PRODUCT_SHARE * peak
   return sum(k.times * (max(k.moved / memory, k.flops / products) + LAUNCH_SECS) for k in found)
 
 
 def _parse(text: str) -> tuple[dict[str, _Computation], str]:
-  """Returns the computations of a program by name, and the name of the first to run."""
+  """Returns a program's computations by name, and the name of its entry."""
   computations, entry, current = {}, "", {}
   for line in text.splitlines():
     if header := _COMPUTATION.match(line):
@@ -120,13 +119,13 @@ def _instruction(line: str) -> _Instruction:
 
 
 def _closing(text: str) -> int:
-  """Returns the place after the parenthesis that closes the first."""
+  """Returns the index after the parenthesis that closes the first."""
   depth = 0
   for place, letter in enumerate(text):
     depth += (letter == "(") - (letter == ")")
     if letter == ")" and not depth:
       return place + 1
-  raise ValueError(f"HLO with an open parenthesis: {text[:80]}")
+  raise ValueError(f"unclosed parenthesis in HLO: {text[:80]}")
 
 
 def _walk(computations: dict[str, _Computation], name: str, times: int) -> Iterator[Kernel]:
@@ -145,7 +144,7 @@ def _walk(computations: dict[str, _Computation], name: str, times: int) -> Itera
 
 
 def _alone(found: _Instruction, within: _Computation) -> _Computation:
-  """Returns an instruction as the only one of a fusion."""
+  """Returns the body of a fusion of a single instruction."""
   parameters = {
     name: within[name]._replace(opcode="parameter", inside=f"{place}", is_root=False)
     for place, name in enumerate(found.operands)
@@ -154,12 +153,12 @@ def _alone(found: _Instruction, within: _Computation) -> _Computation:
 
 
 def _moved(found: _Instruction, within: _Computation, body: _Computation) -> float:
-  """Returns the bytes that a kernel reads and writes; `body` is what it computes."""
+  """Returns the bytes that a kernel with the computation `body` reads and writes."""
   operands = [arrays_of(within[name].result) for name in found.operands]
   outputs = arrays_of(found.result)
-  if found.opcode == "custom-call":  # its results, then a library's scratch memory, in bytes
+  if found.opcode == "custom-call":  # the results include a library's scratch memory, in bytes
     outputs = outputs[:1] + [o for o in outputs[1:] if f"s8[{o[1]}]" not in found.result]
-  if found.opcode.endswith("-start"):  # its type has more than its results, which are as large
+  if found.opcode.endswith("-start"):  # its type has more than the results, which are as large
     outputs = [array for operand in operands for array in operand]
   read = _read_shares(body)
   written = [_written_share(body, name) for name in _roots(body)]
@@ -169,7 +168,7 @@ def _moved(found: _Instruction, within: _Computation, body: _Computation) -> flo
 
 
 def _roots(body: _Computation) -> list[str]:
-  """Returns the names of the results of a fusion, looking through bitcasts."""
+  """Returns the names of a fusion's results, looking through bitcasts."""
   root = next(i for i in body.values() if i.is_root)
   names = root.operands if root.opcode == "tuple" else [root.name]
   return [_behind_bitcasts(body, name) for name in names]
@@ -186,7 +185,7 @@ def _elements(found: _Instruction) -> int:
 
 
 def _in_place(body: _Computation, name: str, roots: list[str]) -> bool:
-  """Returns whether an instruction updates an operand of the fusion in place."""
+  """Returns whether an instruction updates an operand of a fusion in place."""
   found = body[name]
   if found.opcode not in _UPDATES or name not in roots:
     return False
@@ -194,7 +193,7 @@ def _in_place(body: _Computation, name: str, roots: list[str]) -> bool:
 
 
 def _written_share(body: _Computation, name: str) -> float:
-  """Returns the share of a result that is written."""
+  """Returns the written share of a result."""
   found = body[name]
   if not _in_place(body, name, _roots(body)):
     return 1.0
@@ -202,16 +201,16 @@ def _written_share(body: _Computation, name: str) -> float:
 
 
 def _read_shares(body: _Computation) -> dict[int, float]:
-  """Returns the share that a fusion reads of each of its operands."""
+  """Returns the share of each operand that a fusion reads."""
   roots, shares = _roots(body), dict.fromkeys(body, 0.0)
-  for found in reversed(body.values()):  # each follows its operands
+  for found in reversed(body.values()):  # each after its operands
     used = 1.0 if found.is_root else min(1.0, shares[found.name])
     for place, name in enumerate(found.operands):
       part = used
       if place == 0 and found.opcode in _SLICES:
         part *= _elements(found) / _elements(body[name])
       elif place == 0 and _in_place(body, found.name, roots):
-        # Adding to the old values reads them.
+        # Scatter adds to the old values, so it reads them.
         part = _written_share(body, found.name) if found.opcode == "scatter" else 0.0
       if name in shares:
         shares[name] += part
@@ -220,7 +219,7 @@ def _read_shares(body: _Computation) -> dict[int, float]:
 
 
 def _product_flops(found: _Instruction, body: _Computation) -> int:
-  """Returns the FLOPs of a matrix product; 0 of other instructions."""
+  """Returns the FLOPs of a matrix product, 0 for other instructions."""
   contracted = _CONTRACTED.search(found.attributes)
   if not contracted or not found.operands:
     return 0

@@ -1,9 +1,8 @@
 """Turns documents into records on many cores; the bytes do not depend on the number of cores.
 
-Text is cut into chunks of about `CHUNK_BYTES` at ends of documents, or inside one that is longer
-than `sources.PIECE_BYTES`. A chunk's records depend only on its text, index and the seed, and
-results are collected in order. The number of pending chunks is bounded, so memory does not grow
-with the corpus.
+Text is split into chunks of about `CHUNK_BYTES` between documents, or inside one longer than
+`sources.PIECE_BYTES`. A chunk's records depend only on its text, its index and the seed, and are
+collected in order. The number of pending chunks is bounded, and so is memory.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ IN_FLIGHT = 2  # chunks per process: one running, one queued
 
 
 class Chunk(NamedTuple):
-  """Documents for one process; `texts[split]` holds a split's documents, in order."""
+  """Documents for one process; `texts[split]` holds a split's documents in order."""
 
   index: int
   texts: dict[str, list[str]]
@@ -37,8 +36,8 @@ class EncodedSplit(NamedTuple):
   """The encoded documents of one split of a chunk."""
 
   data: np.ndarray  # records [n], or the packed stream of ids [n]
-  tokens: int  # ids of the text, before any are discarded
-  discarded: int  # ids in no record
+  tokens: int  # token ids of the text before discarding
+  discarded: int  # token ids in no record
 
 
 class EncodedChunk(NamedTuple):
@@ -51,7 +50,7 @@ class EncodedChunk(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSpec:
-  """The settings sent to each worker process, which is spawned and inherits no state."""
+  """The settings sent to each worker process, which inherits no state."""
 
   folder: str  # of the vocabulary file
   vocab: tokenizers.Vocab
@@ -62,11 +61,11 @@ class WorkerSpec:
 def chunks(
   text_chunks: Iterable[sources.TextChunk], holdout_frac: float, part: int = 0
 ) -> Iterator[Chunk]:
-  """Yields the chunks of a part; held-out documents are chosen by hash alone and never repeated.
+  """Yields the chunks of a part, of which the last may be empty.
 
-  The last one may be empty.
+  Held-out documents are chosen by hash alone and never repeated.
   """
-  index, size = part << 32, 0  # random numbers differ between parts
+  index, size = part << 32, 0  # so that random numbers differ between parts
   texts: dict[str, list[str]] = {split: [] for split in SPLITS}
   for text in text_chunks:
     held_out = is_held_out(text.key, holdout_frac)
@@ -81,7 +80,7 @@ def chunks(
 
 
 def is_held_out(key: bytes, holdout_frac: float) -> bool:
-  """Returns True if the document with this key is held out for evaluation."""
+  """Returns whether the document with this key is held out for evaluation."""
   return sources.fraction(key, "heldout") < holdout_frac
 
 
@@ -115,10 +114,10 @@ def _encode_split(work: WorkerSpec, texts: list[str], rng: random.Random) -> Enc
 
 @functools.lru_cache(maxsize=64)
 def _tokenizer(folder: str, vocab: tokenizers.Vocab, thread: int) -> tokenizers.Tokenizer:
-  """Returns the tokenizer of a thread, which remembers words of earlier chunks and parts."""
+  """Returns the thread's tokenizer, which caches words of earlier chunks and parts."""
   return tokenizers.load_from(folder, vocab)
 
 
 def process(work: WorkerSpec, items: Iterable[Chunk], workers: int) -> Iterator[EncodedChunk]:
-  """Yields the encoded chunks, in order, computed by `workers` processes."""
+  """Yields the encoded chunks in order, computed by `workers` processes."""
   return pool.mapped(workers, functools.partial(encode, work), items, IN_FLIGHT)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 BUFFER_BYTES = 1 << 16
-READ_BYTES = 1 << 12  # a thousand times as much may come out
+READ_BYTES = 1 << 12  # may decompress to a thousand times as much
 
 
 def _new_zstd():
@@ -16,12 +16,12 @@ def _new_zstd():
   return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
 
-# {suffix: makes a decompressor}. gzip's checksums are in the format that zlib calls 16 + 15.
+# {suffix: makes a decompressor}. zlib reads gzip's format, with its checksums, as 16 + 15.
 NEW = {".gz": lambda: zlib.decompressobj(31), ".xz": lzma.LZMADecompressor, ".zst": _new_zstd}
 
 
 def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
-  """Returns the content of a file whose name may end in .gz, .xz or .zst."""
+  """Returns the content of a file, decompressed if its name ends in .gz, .xz or .zst."""
   for end, new in NEW.items():
     if path.endswith(end):
       return io.BufferedReader(_Frames(raw, new), BUFFER_BYTES)
@@ -29,10 +29,10 @@ def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
 
 
 class _Frames(io.RawIOBase):
-  """The content of one frame or more, with zeros between them if any.
+  """The content of one or more frames, possibly with zeros between them.
 
-  Unlike the libraries' own readers, all of which miss one of these, it raises OSError for damage at
-  the start of a later frame and EOFError for a file that is empty or cut off.
+  Unlike each of the libraries' readers, it raises OSError for damage at the start of a later frame
+  and EOFError for a file that is empty or cut off.
   """
 
   def __init__(self, raw: BinaryIO, new: Callable):
@@ -61,7 +61,7 @@ class _Frames(io.RawIOBase):
   def _decompress(self, data: bytes) -> None:
     try:
       self._ready += self._frame.decompress(data)
-    except Exception as error:  # each library has its own
+    except Exception as error:  # each library has different exceptions
       raise OSError(str(error)) from None
     if self._frame.eof:
       self._rest, self._frame = self._frame.unused_data, None

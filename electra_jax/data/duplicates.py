@@ -1,9 +1,9 @@
 """Finds documents whose normalised text was seen before (`data.dedup=exact`).
 
-Two documents are the same if their texts are, after Unicode's NFKC, case folding, and with every
-run of white space as one space. The first in the order of the input files is kept, so the same
-documents are left out whatever the number of parts. A digest has 16 bytes: among 10^10 documents
-the chance of one wrong pair is 10^-19.
+Two documents are duplicates if their texts are equal after NFKC normalisation, case folding and
+collapsing white space. The first in the order of the input files is kept, so the result does not
+depend on the number of parts. With digests of 16 bytes, the probability of a collision among 10^10
+documents is 10^-19.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ DTYPE = np.dtype("V16")
 
 
 def normalise(text: str) -> str:
-  """Returns the text that is compared.
+  """Returns the normalised text.
 
   >>> normalise("Ａ  Cafe\\n table")
   'a cafe table'
@@ -26,7 +26,7 @@ def normalise(text: str) -> str:
 
 
 class Digests:
-  """The digests of documents, which come in chunks."""
+  """The digests of documents that arrive in chunks."""
 
   def __init__(self):
     self._digests = bytearray()
@@ -36,7 +36,7 @@ class Digests:
     if chunk.first:
       self._hash = hashlib.blake2b(digest_size=DTYPE.itemsize)
       self._digests += bytes(DTYPE.itemsize)
-    else:  # where a document was cut leaves no trace
+    else:  # the digest does not depend on where the document was split
       self._hash.update(b" ")
     self._hash.update(normalise(chunk.text).encode("utf-8"))
     whole = self._hash.copy()
@@ -52,14 +52,14 @@ class Digests:
 
 
 def repeated(digests: np.ndarray) -> np.ndarray:
-  """Returns whether each digest [n] was there before, bool [n].
+  """Returns whether each digest [n] occurs earlier in the array, bool [n].
 
   >>> repeated(np.array([b"a" * 16, b"b" * 16, b"a" * 16], DTYPE))
   array([False, False,  True])
   """
   found = np.ones(len(digests), bool)
   first_bytes = digests.view(np.uint8)[:: DTYPE.itemsize].copy()
-  for value in range(256):  # sorting all at once takes four times their memory
+  for value in range(256):  # sorting all digests at once takes four times the memory
     (places,) = np.nonzero(first_bytes == value)
     found[places[np.unique(digests[places], return_index=True)[1]]] = False
   return found

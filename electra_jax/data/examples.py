@@ -1,6 +1,6 @@
-"""Turns tokenized text into fixed-size records: the paper's two-segment examples, or packed rows.
+"""Turns tokenized text into fixed-size records: the paper's two-segment examples or packed rows.
 
-A record is one example, little-endian and without a header; record i of a shard starts at byte
+A record is one example, little-endian; record i of a shard starts at byte
 i x `record_dtype(...).itemsize`:
 
   length  uint16        tokens, special tokens included; the rest is padding
@@ -22,8 +22,8 @@ from electra_jax.core.batch import TOKENS_PER_DOCUMENT
 
 # A space after the end of a sentence and before a possible start.
 _SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')\]’”])) +(?=["'(\[‘“]?[^\W_a-z])""")
-# Other scripts, in Oniguruma's syntax: Unicode's Sentence_Terminal, then what closes, then space;
-# not before what continues a sentence (UAX #29, SB8a) nor, if it is a full-width point, a digit.
+# In other scripts, in Oniguruma's syntax: a Sentence_Terminal, closing punctuation, then space; not
+# before what continues a sentence (UAX #29, SB8a), nor at a full-width point before a digit.
 _OTHER_END = (
   r"(?:[\p{Sentence_Terminal}&&[^\x00-\x7f․﹒．]]|[․﹒．](?!\p{N}))"
   r"""[\p{Sentence_Terminal}\p{Pe}\p{Pf}"']*+\s*+(?![-–—,:;،؛、，：；]|\z)"""
@@ -46,12 +46,12 @@ class ExampleSpec:
   pad: int
 
 
-# A packed document is cut at the end of a record if at least this many of its tokens fit there.
+# A document is split at the end of a packed record if at least this many of its tokens fit.
 SHORTEST_CUT = 8
 
 
 def record_dtype(seq_length: int, vocab_size: int, starts: bool = False) -> np.dtype:
-  """Returns the layout of one record, with or without the starts of documents.
+  """Returns the layout of one record, with or without document starts.
 
   >>> record_dtype(128, 30522).itemsize, record_dtype(128, 30522, starts=True).itemsize
   (260, 276)
@@ -64,9 +64,9 @@ def record_dtype(seq_length: int, vocab_size: int, starts: bool = False) -> np.d
 
 
 def document_ids(records: np.ndarray) -> np.ndarray | None:
-  """Returns the document of each token [n, L] int32, from 1, and 0 on padding.
+  """Returns the document index of each token [n, L] int32, from 1, with 0 for padding.
 
-  None if the records have no starts.
+  Returns None if the records have no starts.
   """
   if "starts" not in records.dtype.names:
     return None
@@ -79,7 +79,7 @@ def document_ids(records: np.ndarray) -> np.ndarray | None:
 def sentences(line: str) -> list[str]:
   """Splits a paragraph into sentences by punctuation.
 
-  The terminals of other scripts are Unicode's, as the `tokenizers` library knows them.
+  Sentence terminals of other scripts are Unicode's, from the `tokenizers` library.
 
   >>> sentences('It rains. "Does it?" Yes, 3.5 mm.')
   ['It rains.', '"Does it?"', 'Yes, 3.5 mm.']
@@ -105,7 +105,7 @@ def two_segment(
 ) -> Iterator[tuple[list[int], list[int], int]]:
   """Yields (first segment, second segment, tokens discarded) of each example.
 
-  `documents` holds the ids of the sentences of each document. As in the original: sentences
+  `documents` holds the token ids of each sentence of each document. As in the original: sentences
   accumulate until they reach a target length or the document ends; some targets are short, some
   examples have one segment, and overflowing tokens are discarded.
   """
@@ -133,7 +133,7 @@ def _next_target(spec: ExampleSpec, rng: random.Random) -> int:
 def _segments(
   held: list[list[int]], size: int, target: int, spec: ExampleSpec, rng: random.Random
 ) -> tuple[list[int], list[int], int]:
-  """Distributes sentences over the two segments and truncates to the sequence length."""
+  """Distributes sentences over two segments and truncates them to the sequence length."""
   single = rng.random() < spec.single_segment_prob
   first_target = 100_000 if single else (target - 3) // 2
   first, second = [], []
@@ -174,7 +174,7 @@ def to_records(
 def stream(
   documents: Iterable[Iterable[list[int]]], spec: ExampleSpec, dtype: np.dtype
 ) -> np.ndarray:
-  """Returns the ids [n] of all documents, with a [SEP] after each."""
+  """Returns the concatenated ids [n] of all documents, each followed by [SEP]."""
   flat: list[int] = []
   for document in documents:
     if ids := list(itertools.chain.from_iterable(document)):
@@ -187,11 +187,11 @@ def pack(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Packs a stream [n] of documents, each closed by a [SEP], into records.
 
-  Each document has its own [CLS] and [SEP]. One that does not fit the rest of a record is
-  continued in the next, as a document of its own.
+  Each document gets a [CLS] and a [SEP]. A document that overflows a record continues in the next
+  record as a separate document.
 
-  Returns the records and the rest, to be prepended to the next stream: the documents of a record
-  that is not full. If `last`, the rest becomes a padded record.
+  Returns the records and the documents of the open record, to be prepended to the next stream. If
+  `last`, the open record is padded and returned with the others.
   """
   L = spec.seq_length
   rows: list[list[np.ndarray]] = [[]]
@@ -232,7 +232,7 @@ def _write_packed(record: np.void, documents: list[np.ndarray], spec: ExampleSpe
 
 
 def cut(sentence: list[int], spec: ExampleSpec) -> Iterator[list[int]]:
-  """Splits a sentence into parts that fit a segment, so that a long one is not truncated."""
+  """Splits a long sentence into parts that fit a segment, instead of truncating it."""
   most = (spec.seq_length - 3) // 2
   for start in range(0, len(sentence), most):
     yield sentence[start : start + most]

@@ -1,15 +1,15 @@
-"""TensorFlow's `tf.random.experimental.index_shuffle` in NumPy, for where TensorFlow is missing.
+"""`tf.random.experimental.index_shuffle` in NumPy, for when TensorFlow is not installed.
 
-A random permutation that is computed element by element, as a cycle-walking cipher (Black and
-Rogaway 2002): a block cipher of just enough bits, applied again to what comes out too large. The
-cipher is Simon (Beaulieu et al. 2013) with four rounds.
+Computes a random permutation element by element with a cycle-walking cipher (Black and Rogaway
+2002): a block cipher of just enough bits, applied until the result is in range. The cipher is Simon
+(Beaulieu et al. 2013) with four rounds.
 """
 
 import functools
 
 import numpy as np
 
-FIRST_KEY = 498247692  # TensorFlow's; the other two are the seed
+FIRST_KEY = 498247692  # TensorFlow's constant; the seed gives the other two
 LEAST_BITS = 16  # of a block
 
 
@@ -22,7 +22,7 @@ def index_shuffle(index: np.ndarray, seed: tuple[int, int], max_index: int) -> n
   found = np.array(index, np.uint64)
   if max_index == 0:
     return np.zeros(found.shape, np.int64)
-  # As TensorFlow: max_index = 2^16, 2^18 ... is given one bit too few and comes out as 0 does.
+  # As in TensorFlow: max_index = 2^16, 2^18, ... gets one bit too few and is mapped as 0 is.
   bits = max((max_index - 1).bit_length(), LEAST_BITS)
   width = (bits + 1) // 2  # of a word, half of a block
   keys = tuple(_round_keys(seed, width))
@@ -38,7 +38,7 @@ def index_shuffle(index: np.ndarray, seed: tuple[int, int], max_index: int) -> n
 
 @functools.lru_cache(maxsize=2)
 def _encrypted(keys: tuple[int, ...], width: int) -> np.ndarray:
-  """Returns all blocks encrypted: few examples walk long cycles."""
+  """Returns all blocks encrypted, because with few examples the cycles are long."""
   return _encrypt(np.arange(1 << 2 * width, dtype=np.uint64), keys, width)
 
 

@@ -1,8 +1,8 @@
-"""Copies shards from a bucket, a web server or the Hub to this host, so that they can be mapped.
+"""Copies shards from a bucket, a web server or the Hub to this host, where they can be mapped.
 
 CACHE/8f3a9c0d12b4e567/   a folder of shards, named by the first digits of its manifest's SHA-256
-  .lock                   locked by the process of the host that copies
-A file has its name when its SHA-256 was right; the manifest comes last. Nothing is deleted.
+  .lock                   locked by the process of this host that copies
+A file gets its name once its SHA-256 is verified; the manifest is written last. Nothing is deleted.
 """
 
 import errno
@@ -32,19 +32,19 @@ def local(
   wanted: str | None = None,
   splits: Sequence[str] = SPLITS,
 ) -> Path:
-  """Returns a folder of shards on this host: `place` itself or, of a URL, a copy in the cache.
+  """Returns a folder of shards on this host: `place` itself or, for a URL, a copy in the cache.
 
-  Of the processes of a host one copies and the others wait. What an earlier one has copied, also
-  if it was killed, is not copied again.
+  One process of each host copies while the others wait. Files that an earlier process copied are
+  not copied again, even if it was killed.
 
   Args:
     cache: config.data.cache.
-    wanted: the SHA-256 of the manifest of the run that goes on; with a whole copy of these shards
-      the URL need not be reached.
-    splits: what is copied besides the vocabulary and the manifest.
+    wanted: the SHA-256 of the manifest of the run that resumes; if these shards are in the cache,
+      the URL need not be reachable.
+    splits: the splits to copy, besides the vocabulary and the manifest.
 
   Raises:
-    DataError: the URL holds no finished build, another one than `wanted`, or a damaged one.
+    DataError: the build at the URL is unfinished, damaged, or not `wanted`.
     ValueError, OSError, ModuleNotFoundError: as `storage.find`, or the disk is full.
   """
   if not storage.is_remote(str(place)):
@@ -56,14 +56,14 @@ def local(
     folder = root / str(wanted)[:16]
     if not _is_whole(folder, splits):
       raise
-    print_line(f"{error}: going on with the copy in {folder}")
+    print_line(f"{error}: using the copy in {folder}")
     return folder
   if content is None:
-    raise DataError(f"{url}/{MANIFEST} is missing: nothing is built there, or not published yet")
+    raise DataError(f"{url}/{MANIFEST} is missing: build and publish the shards first")
   digest = hashlib.sha256(content).hexdigest()
   if wanted not in (None, digest):
     raise DataError(
-      f"{url} holds another build than the run's: data.manifest was {wanted!r}, is {digest!r}; use"
+      f"{url} has changed since the run began: data.manifest was {wanted!r}, is {digest!r}; use"
       " another --workdir, or resume anyway with --config.allow_config_change=data.manifest"
     )
   folder = root / digest[:16]
@@ -71,8 +71,8 @@ def local(
   files = files_of(shards.parse_manifest(content, f"{url}/{MANIFEST}"), splits)
   if not _is_whole(folder, splits):
     with (folder / LOCK_FILE).open("w") as lock:
-      _wait_for(lock, f"another process of this host, which copies {url}")
-      if missing := _missing(folder, files):  # the other may have copied all
+      _wait_for(lock, f"another process of this host that copies {url}")
+      if missing := _missing(folder, files):  # the other process may have copied them
         _copy(url, folder, missing)
       with replacing(folder / MANIFEST) as temporary:
         temporary.write_bytes(content)
@@ -80,17 +80,17 @@ def local(
 
 
 def cache_folder(cache: str | None) -> Path:
-  """Returns the folder of all copies."""
+  """Returns the cache folder."""
   default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "electra_jax" / "shards"
   return Path(cache or default).expanduser()
 
 
 def files_of(manifest: dict, splits: Sequence[str] = SPLITS) -> list[dict]:
-  """Returns "file", "sha256" and "bytes", None of the vocabulary, of the files of a build."""
+  """Returns the "file", "sha256" and "bytes" (None: the vocabulary) of each file of a build."""
   vocab = {"file": manifest["vocab"]["file"], "sha256": manifest["vocab"]["hash"], "bytes": None}
   found = [vocab, *(shard for split in splits for shard in manifest["splits"][split]["shards"])]
   if wrong := [entry["file"] for entry in found if entry["file"] != Path(entry["file"]).name]:
-    raise DataError(f"{MANIFEST} is damaged: {wrong[0]} is not the name of a file")
+    raise DataError(f"{MANIFEST} is damaged: {wrong[0]} is not a file name")
   return found
 
 
@@ -116,12 +116,12 @@ def _wait_for(lock, whom: str) -> None:
 
 
 def _copy(url: str, folder: Path, files: Sequence[dict]) -> None:
-  """Copies files, several at once, or raises at the first that fails."""
-  for stale in folder.glob("*.tmp"):  # of a process that was killed
+  """Copies files in parallel; raises at the first failure."""
+  for stale in folder.glob("*.tmp"):  # from a killed process
     stale.unlink()
   needed, free = sum(entry["bytes"] or 0 for entry in files), shutil.disk_usage(folder).free
   if free < needed:
-    sizes = f"{needed / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB free"
+    sizes = f"{needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"
     reason = f"No space left to copy {url} ({sizes}): set config.data.cache to another disk"
     raise OSError(errno.ENOSPC, reason, str(folder))
   copy = functools.partial(_copy_file, url, folder)
@@ -129,11 +129,11 @@ def _copy(url: str, folder: Path, files: Sequence[dict]) -> None:
 
 
 def at_once(label: str, action: Callable[[dict, Callable[[int], None]], None], files) -> None:
-  """Calls action(file, count) for files, several at once, or raises at the first that fails.
+  """Calls action(file, count) for files in parallel; raises at the first failure.
 
   Args:
-    label: what is done, for lines of progress.
-    action: calls `count` with each number of bytes that it has moved.
+    label: shown in progress lines.
+    action: calls `count` with the number of bytes moved since the last call.
     files: as `files_of` returns them.
   """
   total, done = sum(entry["bytes"] or 0 for entry in files), [0]
@@ -164,7 +164,7 @@ def _copy_file(url: str, folder: Path, entry: dict, count: Callable[[int], None]
   source, path = f"{url}/{entry['file']}", folder / entry["file"]
   found, sums = storage.look(source), hashlib.sha256()
   if entry["bytes"] not in (None, found.size):
-    raise DataError(f"{source} has {found.size:,} bytes, {MANIFEST} says {entry['bytes']:,}")
+    raise DataError(f"{source} has {found.size:,} bytes, but {MANIFEST} says {entry['bytes']:,}")
   with storage.opened(found) as stream, replacing(path) as temporary, temporary.open("wb") as file:
     while data := stream.read(CHUNK_BYTES):
       file.write(data)
@@ -172,5 +172,5 @@ def _copy_file(url: str, folder: Path, entry: dict, count: Callable[[int], None]
       count(len(data))
     if (digest := sums.hexdigest()) != entry["sha256"]:
       raise DataError(
-        f"{source} is damaged: SHA-256 {digest[:12]}, {MANIFEST} says {entry['sha256'][:12]}"
+        f"{source} is damaged: SHA-256 {digest[:12]}, but {MANIFEST} says {entry['sha256'][:12]}"
       )

@@ -1,15 +1,15 @@
-"""Builds the parts of a plan, each once, by any number of processes, and joins them.
+"""Builds the parts of a plan in any number of processes, each part once, and joins them.
 
-The folder of an unfinished build, DIR/.building, has a folder for each piece of work that is done.
-A piece is written under another name and renamed, so that one without `done.json` does not exist:
+The folder of an unfinished build, DIR/.building, has one folder for each finished piece of work. A
+piece is written under a temporary name and renamed, so every piece has a `done.json`:
 
-plan.json         what is built
-tags.json         which versions of the input files
-sample-00003/     text for the vocabulary, and digests of the documents, of part 3
+plan.json         the plan
+tags.json         the versions of the input files
+sample-00003/     of part 3: text for the vocabulary, and digests of the documents
 vocabulary/       the vocabulary, and which documents are duplicates
 part-00003/       the records of part 3
 
-All functions may run on several machines at once: a piece that another process has done is taken.
+All functions may run on several machines at once and reuse the pieces of other processes.
 """
 
 import collections
@@ -47,10 +47,10 @@ def name_of(kind: str, part: int) -> str:
 
 
 def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = False) -> None:
-  """Prepares the folder of an unfinished build; a build of the same plan goes on.
+  """Prepares the folder of an unfinished build, which continues a build of the same plan.
 
-  A build of another plan, or of other versions of its files, is deleted with `start_over`, or where
-  little is done; else, or if other processes share it, DataError is raised.
+  If the plan or the files changed, deletes the earlier work with `start_over` or if at most one
+  sample is done; otherwise, and if other processes share the build, raises DataError.
   """
   found, tags = begun(work)
   changed = [url for url, tag in plan.tags.items() if (tags or {}).get(url, tag) != tag]
@@ -59,8 +59,7 @@ def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = F
     if shared or (not start_over and (written or len(read) > 1)):
       reason = f"{changed[0]} has changed" if found == plan.text else _difference(found, plan)
       raise DataError(
-        f"{work} holds parts of another build ({reason}): go on with its configuration, or delete"
-        " the folder"
+        f"{work} holds parts of another build ({reason}): use its configuration or delete it"
       )
     for old in [*work.glob(f"{PART}-*"), *work.glob(f"{SAMPLE}-*"), work / VOCABULARY]:
       shutil.rmtree(old, ignore_errors=True)
@@ -71,11 +70,11 @@ def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = F
 
 
 def check_plan(work: Path, plan: Plan) -> None:
-  """Raises DataError if this process's plan is not the build's."""
+  """Raises DataError if this process's plan differs from the plan of the build."""
   path = work / PLAN
   found = path.read_text("utf-8") if path.exists() else "nothing"
   if found != plan.text:
-    raise DataError(f"{path} is not what this process sees ({_difference(found, plan)})")
+    raise DataError(f"{path} differs from this process's plan: {_difference(found, plan)}")
 
 
 def _difference(found: str, plan: Plan) -> str:
@@ -88,14 +87,14 @@ def _difference(found: str, plan: Plan) -> str:
     names += [f"versions of {k}" for k, v in now["versions"].items() if old.get(k) != v]
   except (ValueError, LookupError, TypeError, AttributeError):
     names = []
-  return f"{', '.join(names)} differ" if names else "its plan.json is damaged"
+  return f"{', '.join(names)} differ" if names else "the plan.json is damaged"
 
 
 @contextlib.contextmanager
 def piece(work: Path, plan: Plan, name: str) -> Iterator[tuple[Path, dict]]:
   """Yields a temporary folder for a piece of work and a dict for its metadata.
 
-  On success the folder is renamed atomically; a piece that another process finished first is kept.
+  On success the folder is renamed atomically, unless another process has finished the piece first.
   """
   temporary = own_temporary(work / name)
   shutil.rmtree(temporary, ignore_errors=True)
@@ -118,7 +117,7 @@ def piece(work: Path, plan: Plan, name: str) -> Iterator[tuple[Path, dict]]:
 
 
 def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
-  """Returns a piece's metadata, None if it is not done; DataError if damaged or of another plan."""
+  """Returns a piece's metadata, None if not done; DataError if damaged or of another plan."""
   folder = work / name
   if not folder.exists():
     return None
@@ -161,18 +160,18 @@ def _read(path: Path) -> list | dict[str, np.ndarray]:
 
 
 def missing(work: Path, plan: Plan, kind: str, parts: Iterable[int]) -> list[int]:
-  """Returns the given parts whose piece of a kind is not done."""
+  """Returns those of `parts` whose piece of a kind is not done."""
   return [part for part in parts if read_piece(work, plan, name_of(kind, part)) is None]
 
 
 def count_left(work: Path, plan: Plan, kind: str) -> int:
-  """Returns the number of parts whose piece of a kind is not done, by the folders' names."""
+  """Counts the parts whose piece of a kind is not done, by folder names."""
   names = set(os.listdir(work))
   return sum(name_of(kind, part) not in names for part in range(plan.parts))
 
 
 def take_sample(work: Path, plan: Plan, part: int) -> None:
-  """Reads a part, in this process: text for the vocabulary, and the documents' digests."""
+  """Samples a part in this process: text for the vocabulary, and digests of the documents."""
   data, reader = plan.config.data, PartReader(plan, part)
   digests = duplicates.Digests()
 
@@ -205,7 +204,7 @@ def _counts(reader: PartReader) -> dict[str, dict[str, int]]:
 
 
 def write_vocabulary(work: Path, plan: Plan) -> None:
-  """Writes the vocabulary, trained on the samples or given, and finds the duplicates."""
+  """Writes the vocabulary, trained on the samples or copied, and finds the duplicates."""
   if read_piece(work, plan, VOCABULARY) is not None:
     return
   if plan.needs_sample:
@@ -224,8 +223,8 @@ def write_vocabulary(work: Path, plan: Plan) -> None:
 
 
 def _write_duplicates(work: Path, plan: Plan, folder: Path) -> list[np.ndarray]:
-  """Writes which documents of each part are duplicates; returns it, bool [documents] a part."""
-  digests, ends = bytearray(), []  # in one piece, so as not to be in memory twice
+  """Writes and returns which documents of each part are duplicates, bool [documents] a part."""
+  digests, ends = bytearray(), []  # one buffer, so that they are in memory only once
   for part in range(plan.parts):
     for array in _read(work / name_of(SAMPLE, part) / DIGESTS).values():
       digests += array.tobytes()
@@ -234,24 +233,24 @@ def _write_duplicates(work: Path, plan: Plan, folder: Path) -> list[np.ndarray]:
   of_parts = np.split(repeated, ends[:-1])
   for part, found in enumerate(of_parts):
     np.savez(folder / f"{name_of(DUPLICATES, part)}.npz", found)
-  print_line(f"{int(repeated.sum()):,} of {len(repeated):,} documents are duplicates and left out")
+  print_line(f"{int(repeated.sum()):,} of {len(repeated):,} documents are dropped as duplicates")
   return of_parts
 
 
 def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
-  """Writes the records of parts, which share a pool of processes."""
+  """Writes the records of parts with one pool of processes."""
   data, vocab = plan.config.data, Vocab.from_json(_needed(work, plan, VOCABULARY)["vocab"])
   spec = take_fields(ExampleSpec, data, cls=vocab.cls, sep=vocab.sep, pad=vocab.pad)
   settings = chunks.WorkerSpec(str(work / VOCABULARY), vocab, spec, plan.config.seed)
   readers = {part: PartReader(plan, part) for part in todo}
-  handed_out = collections.deque()  # how far the reader was, for each chunk that is not done
+  handed_out = collections.deque()  # the reader's progress at each pending chunk
 
   def items() -> Iterator[chunks.Chunk]:
     for part, reader in readers.items():
       repeated = None
       if plan.drops_duplicates:
         found = _read(work / VOCABULARY / f"{name_of(DUPLICATES, part)}.npz")
-        repeated = np.concatenate([*found.values()])  # earlier builds: an array a source
+        repeated = np.concatenate([*found.values()])  # earlier builds: one array per source
       for chunk in chunks.chunks(reader.texts(repeated), data.holdout_frac, part):
         handed_out.append(reader.done())
         yield chunk
@@ -270,14 +269,14 @@ def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
         content |= {"splits": writer.finish(), "sources": _counts(reader)}
 
 
-# The stages of a build, in which each part has one piece of work: {kind: what is done to parts}.
+# The stages of a build, with one piece of work for each part: {kind: past participle}.
 STAGES = {SAMPLE: "read", PART: "built"}
 
 
 def do_stage(
   kind: str, work: Path, plan: Plan, parts: Iterable[int], workers: int | None = None
 ) -> None:
-  """Does a kind of piece for some parts, unless it is done; workers None: data.workers."""
+  """Does the missing pieces of a kind for some parts; workers=None means data.workers."""
   todo = missing(work, plan, kind, parts)
   if kind == PART:
     write_parts(work, plan, todo, workers or plan.config.data.workers or pool.cores())
@@ -298,7 +297,7 @@ class PartWriter:
     self._rest = {split: np.zeros(0, self._dtype["ids"].base) for split in SPLITS}
 
   def append(self, chunk: chunks.EncodedChunk) -> None:
-    """Adds the records of a chunk; with the last one a packed row may end early."""
+    """Adds the records of a chunk; the last chunk closes the open packed row."""
     for split, found in chunk.splits.items():
       records, writer = found.data, self._writers[split]
       if self._spec.examples == "packed":
@@ -308,7 +307,7 @@ class PartWriter:
       writer.counts.update(tokens=found.tokens, discarded=found.discarded)
 
   def finish(self) -> dict[str, dict]:
-    """Closes the files and returns their counts, by split."""
+    """Closes the files and returns their counts by split."""
     frequencies = {split: writer.frequencies for split, writer in self._writers.items()}
     np.savez_compressed(self._folder / FREQUENCIES, **frequencies)
     return {
@@ -324,10 +323,10 @@ def record_layout(plan: Plan, vocab: Vocab) -> np.dtype:
 
 
 def join(work: Path, plan: Plan, folder: Path) -> dict:
-  """Joins the parts to a folder of shards, deletes the unfinished build, returns the manifest.
+  """Joins the parts into a folder of shards, deletes the work folder and returns the manifest.
 
-  Where locks do not work, several processes may join at once: all but the first to end raise an
-  OSError or a DataError, and the shards are whole.
+  If locks do not work, several processes may join at once: the shards are valid, but all processes
+  except the first to end raise an OSError or a DataError.
 
   Raises:
     DataError: a part is missing, or no part has a training example.
@@ -342,7 +341,7 @@ def join(work: Path, plan: Plan, folder: Path) -> dict:
   splits = {split: _join_split(work, final, split, done, plan, vocab) for split in SPLITS}
   if not splits["train"]["examples"]:
     _delete(work)
-    raise DataError(f"config.data.sources={plan.config.data.sources!r} gave no training example")
+    raise DataError(f"config.data.sources={plan.config.data.sources!r} gave no training examples")
   shutil.copyfile(work / VOCABULARY / vocab.file, final / vocab.file)
   dtype = record_layout(plan, vocab)
   manifest = {
@@ -366,18 +365,18 @@ def join(work: Path, plan: Plan, folder: Path) -> dict:
 
 
 def _delete(work: Path) -> None:
-  """Deletes an unfinished build, atomically for other processes."""
+  """Deletes a work folder, atomically for other processes."""
   gone = work.with_name(f"{work.name}-{os.getpid()}.tmp")
   os.rename(work, gone)
   shutil.rmtree(gone)
 
 
 def check_sources(plan: Plan, pieces: list[dict]) -> list[dict]:
-  """Returns the counts of each source over all parts; SourceError if too much is undecodable."""
+  """Returns each source's counts over all parts. Raises SourceError if too much is undecodable."""
   counts = []
   for place, entry in enumerate(plan.inputs):
-    own = [found["sources"][str(place)] for found in pieces if str(place) in found["sources"]]
-    totals = {key: sum(counted[key] for counted in own) for key in COUNTS}
+    parts = [found["sources"][str(place)] for found in pieces if str(place) in found["sources"]]
+    totals = {key: sum(counted[key] for counted in parts) for key in COUNTS}
     check_undecodable(SourceStats(entry.source, **totals), plan.config.data.max_bad_frac)
     counts.append(
       {"source": entry.source.text, "weight": entry.source.weight}
@@ -389,7 +388,7 @@ def check_sources(plan: Plan, pieces: list[dict]) -> list[dict]:
 
 
 def _join_split(work: Path, final: Path, split: str, done: list[dict], plan: Plan, vocab) -> dict:
-  """Gives the files of a split their final names and returns its entry of the manifest."""
+  """Gives the files of a split their final names and returns the split's manifest entry."""
   files, total, frequencies = [], collections.Counter(), np.zeros(vocab.size, np.int64)
   for part, found in enumerate(done):
     folder, counts = work / name_of(PART, part), dict(found["splits"][split])
@@ -401,7 +400,7 @@ def _join_split(work: Path, final: Path, split: str, done: list[dict], plan: Pla
   for i, (path, shard) in enumerate(files):
     name = f"{split}-{i:05d}-of-{len(files):05d}.bin"
     try:
-      os.link(path, final / name)  # the part keeps its file
+      os.link(path, final / name)  # the part keeps its file, too
     except OSError:  # this file system has no hard links
       shutil.copyfile(path, final / name)
     entries.append(shard | {"file": name})

@@ -1,7 +1,7 @@
 """The plan of a build: its settings, its input files, and their division into parts.
 
-A part is a range of the input files. Its output depends on the plan alone, not on the machine, the
-time or the order, so any number of machines can share a build.
+A part is a range of the input files. Its output depends on the plan alone, so machines can share a
+build.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from electra_jax.data.tokenizer import VocabError
 from electra_jax.runtime.storage import Object
 from electra_jax.runtime.workdir import replacing
 
-PART_BYTES = 256 << 20  # of input files, where the number of parts is not set
+PART_BYTES = 256 << 20  # of input files per part, if data.parts is not set
 PLAN, TAGS, HARVEST = "plan.json", "tags.json", "python-docs.txt"
-TAG_THREADS = 16  # a read takes milliseconds on a mounted bucket
+TAG_THREADS = 16  # a read from a mounted bucket takes milliseconds
 _BUILDS = {f.removeprefix("data."): row for f, row in schema.PRETRAINING.items() if row.builds}
 # Fields that earlier versions lacked, with the values that reproduce them; manifests omit them.
 EARLIER = {f: row.earlier for f, row in _BUILDS.items() if row.earlier not in (schema.ALWAYS, None)}
@@ -46,7 +46,7 @@ def settings(config: ConfigDict) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-  """The files of one source, in order; a TFDS dataset has none and is read whole."""
+  """The files of one source, in order; empty for a TFDS dataset, which is read whole."""
 
   source: TextSource
   files: tuple[Object, ...]
@@ -57,7 +57,7 @@ class Input:
     return [file.size for file in self.files]
 
   def units(self) -> list[int]:
-    """Returns the bytes of each file; parts consist of whole files."""
+    """Returns the bytes of each unit that parts consist of: each file, or a whole dataset."""
     return self.sizes or [0]
 
 
@@ -68,7 +68,7 @@ class Plan:
   config: ConfigDict
   inputs: tuple[Input, ...]
   settings: dict  # with "parts" as a number above 0
-  harvest: str  # the file with the text of the source python-docs
+  harvest: str  # the file with the text of python-docs
 
   @property
   def parts(self) -> int:
@@ -84,12 +84,12 @@ class Plan:
 
   @property
   def needs_sample(self) -> bool:
-    """Whether a first pass reads the text, for a vocabulary or for duplicates."""
+    """Whether a first pass over the text is needed, for the vocabulary or for duplicates."""
     return self.trains_vocab or self.drops_duplicates
 
   @functools.cached_property
   def text(self) -> str:
-    """The plan as JSON; the tags of its files are apart, as earlier versions had none."""
+    """The plan as JSON, without the tags of its files, which earlier versions lacked."""
     files = [
       [x.source.text, x.source.weight, [file.url for file in x.files], x.sizes] for x in self.inputs
     ]
@@ -103,7 +103,7 @@ class Plan:
     return {file.url: file.tag for x in self.inputs for file in x.files}
 
   def tagged(self, known: dict[str, str]) -> "Plan":
-    """Returns the plan with the known tags, and those of other local files as they are now."""
+    """Returns the plan with the known tags; computes those of other local files."""
 
     def add(file: Object) -> Object:
       if found := known.get(file.url):
@@ -126,7 +126,7 @@ class Plan:
     return cuts([size for entry in self.inputs for size in entry.units()], self.parts)
 
   def ranges(self, part: int) -> dict[int, slice]:
-    """Returns the files of a part: {place in `inputs`: their range}."""
+    """Returns the files of a part: {index in `inputs`: slice of its files}."""
     first, last = self._bounds[part : part + 2]
     found, start = {}, 0
     for place, entry in enumerate(self.inputs):
@@ -138,19 +138,19 @@ class Plan:
     return found
 
   def share(self, part: int) -> float:
-    """Returns the share of the input's bytes that a part has, 0 to 1.
+    """Returns a part's share of the input bytes, 0 to 1.
 
-    A dataset of TFDS, whose size is not known here, counts as an average file.
+    A TFDS dataset, whose size is unknown here, counts as an average file.
     """
     known = [size for entry in self.inputs for size in entry.sizes]
     average = sum(known) / len(known) if known else 1
     sizes = [size for entry in self.inputs for size in entry.sizes or [average]]
-    own = sizes[slice(*self._bounds[part : part + 2])]
-    return sum(own) / sum(sizes) if sum(sizes) else 1 / self.parts
+    of_part = sizes[slice(*self._bounds[part : part + 2])]
+    return sum(of_part) / sum(sizes) if sum(sizes) else 1 / self.parts
 
 
 def versions() -> dict[str, str]:
-  """Returns the versions of the programs that shards depend on, as far as they are installed."""
+  """Returns the versions of the installed packages that the shards depend on."""
   found = {"electra_jax": __version__, "python": platform.python_version()}
   for name in ("numpy", "sentencepiece", "tokenizers"):
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -159,7 +159,7 @@ def versions() -> dict[str, str]:
 
 
 def cuts(sizes: list[int], parts: int) -> list[int]:
-  """Returns parts + 1 bounds that cut a list into ranges of about equal size, none empty.
+  """Returns parts + 1 bounds that cut a list into non-empty ranges of about equal total size.
 
   >>> cuts([5, 5, 5, 5, 100, 5], 3)
   [0, 4, 5, 6]
@@ -173,22 +173,22 @@ def cuts(sizes: list[int], parts: int) -> list[int]:
 
 
 def check(config: ConfigDict, parts: int | None = None) -> list[tuple[TextSource, list[Object]]]:
-  """Returns the sources of a configuration with their files; `parts` is as for `make`.
+  """Returns the sources of a configuration with their files; `parts` as in `make`.
 
   Raises:
-    ValueError: the vocabulary or a source does not exist, or there are more parts than files.
+    ValueError: the vocabulary or a source does not exist, or there are fewer files than parts.
   """
   vocab = config.data.vocab
   if vocab not in vocabulary.KINDS and not Path(vocab).is_file():
     known = ", ".join(vocabulary.KINDS)
-    raise VocabError(f"config.data.vocab={vocab!r}: no such vocabulary file, nor one of {known}")
+    raise VocabError(f"config.data.vocab={vocab!r} is neither a file nor one of {known}")
   found = [
     (source, sources.files(source) if source.kind in sources.READERS else [])
     for source in sources.parse(config.data.sources)
   ]
   units = sum(len(files) or 1 for _, files in found)
   if (parts := config.data.parts or parts or 1) > units:
-    raise ValueError(f"{parts} parts: a part is a file or more, and there are {units}")
+    raise ValueError(f"{parts} parts need at least {parts} files, but there are {units}")
   return found
 
 
@@ -197,16 +197,16 @@ def make(
 ) -> Plan:
   """Returns the plan of a configuration.
 
-  A build that has begun goes on with the commits of the Hub that it began with.
+  A build that has begun keeps the Hub commits that it began with.
 
   Args:
     work: the folder of the unfinished build, which keeps the text of python-docs.
-    parts: replaces a `data.parts` that is 0. If given, processes share the build, and the tags of
-      its files are the ones that it began with.
-    start_over: whether a build that has begun counts for nothing.
+    parts: replaces data.parts=0. If given, processes share the build, and files keep the tags from
+      its beginning.
+    start_over: whether to ignore a build that has begun.
 
   Raises:
-    ValueError: as `check`, before the documentation is collected, which takes a while.
+    ValueError: as `check`, before the docstrings are collected, which takes a while.
   """
   found = check(config, parts)
   harvest = work / HARVEST
@@ -222,7 +222,7 @@ def make(
 
 
 def begun(work: Path) -> tuple[str | None, dict[str, str] | None]:
-  """Returns the plan, as text, and the tags of a build that has begun; None for what is missing."""
+  """Returns the plan's text and the tags of a build that has begun; None for a missing file."""
   text = tags = None
   with contextlib.suppress(FileNotFoundError):
     text = (work / PLAN).read_text("utf-8")
@@ -236,7 +236,7 @@ def _input(
 ) -> Input:
   if source.kind == "python-docs":
     files = [Object(harvest.name, os.path.getsize(harvest), "")]
-  if before and tags and source.target.startswith("hf://"):  # the branch may have moved since
+  if before and tags and source.target.startswith("hf://"):  # the branch may have moved
     for text, _, paths, sizes in json.loads(before)["files"]:
       if text == source.text and tags.keys() >= {*paths}:
         files = [Object(x, size, tags[x]) for x, size in zip(paths, sizes, strict=True)]
@@ -244,7 +244,7 @@ def _input(
 
 
 def _write_harvest(path: Path, workers: int) -> None:
-  label = "collecting the documentation of the installed Python packages"
+  label = "collecting docstrings of the installed Python packages"
   done = [0.0]
   path.parent.mkdir(parents=True, exist_ok=True)
   with (
@@ -259,7 +259,7 @@ def _write_harvest(path: Path, workers: int) -> None:
 
 
 class PartReader:
-  """Reads the text of one part; `stats` counts it, {place in the plan's inputs: counts}."""
+  """Reads the text of one part; `stats` is {index in the plan's inputs: counts}."""
 
   def __init__(self, plan: Plan, part: int):
     self._plan, self._ranges = plan, plan.ranges(part)
@@ -269,7 +269,7 @@ class PartReader:
       self.stats[place] = SourceStats(entry.source, sum(entry.sizes[chosen]))
 
   def texts(self, duplicates: np.ndarray | None = None) -> Iterator[TextChunk]:
-    """Yields the chunks of text of the part without its `duplicates`, bool [documents]."""
+    """Yields the part's text in chunks, without `duplicates`, bool [documents]."""
     data = self._plan.config.data
     for place, stats in self.stats.items():
       source, found = stats.source, self._plan.inputs[place].files[self._ranges[place]]

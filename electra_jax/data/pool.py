@@ -23,7 +23,7 @@ class WorkerError(ValueError):
 
 
 class _Process(multiprocessing.context.SpawnProcess):
-  """A spawned process that does not run the program's main file, which need not be guarded."""
+  """A spawned process that does not import the main file, which so needs no __main__ guard."""
 
   @staticmethod
   def _Popen(process):  # noqa: N802 (of the standard library)
@@ -42,9 +42,9 @@ class _Context(multiprocessing.context.SpawnContext):
 
 @contextlib.contextmanager
 def start(workers: int) -> Iterator[ProcessPoolExecutor]:
-  """Starts processes, which end with this one, even if it is killed.
+  """Starts processes that exit when this one does, even if it is killed.
 
-  They are spawned, not forked: this process may run TensorFlow threads, which a fork would break.
+  They are spawned because a fork would break the TensorFlow threads of this process.
   """
   pool = ProcessPoolExecutor(workers, mp_context=_Context(), initializer=_start_worker)
   try:
@@ -61,13 +61,13 @@ def _start_worker() -> None:
 
 
 def _end_with_parent() -> None:
-  """Ends this process when its parent is gone: a killed parent cannot end it."""
+  """Exits this process when its parent is gone."""
   multiprocessing.parent_process().join()
   os._exit(1)
 
 
 def mapped(workers: int, function: Callable, items: Iterable, each: int) -> Iterator:
-  """Yields function(item) for each item, in order, by `workers` processes, or by this one if 1."""
+  """Yields function(item) in order, from `workers` processes, or from this process if 1."""
   if workers == 1:
     yield from map(function, items)
     return
@@ -76,7 +76,7 @@ def mapped(workers: int, function: Callable, items: Iterable, each: int) -> Iter
 
 
 def in_order(pool: Executor, function: Callable, items: Iterable, most: int) -> Iterator:
-  """Yields function(item) for each item, in order, with about `most` items pending."""
+  """Yields function(item) in order, with about `most` items pending."""
   waiting: collections.deque[Future] = collections.deque()
   try:
     for item in items:
@@ -86,4 +86,4 @@ def in_order(pool: Executor, function: Callable, items: Iterable, most: int) -> 
     while waiting:
       yield waiting.popleft().result()
   except BrokenProcessPool:
-    raise WorkerError("a worker process died; is there enough memory for data.workers?") from None
+    raise WorkerError("a worker process died, probably out of memory: lower data.workers") from None

@@ -1,10 +1,9 @@
 """Reads batches from shards, in an order computed by tf.data.
 
-The example is a pure function of (seed, epoch, position), so there is no shuffle buffer and no
-iterator state: resuming starts at another step, and a seek costs the same at any step. Every epoch
-is a full shuffle, and the global batch does not depend on the number of hosts. TensorFlow is kept
-off accelerators and imported only with the first training batch; where it is not installed, NumPy
-computes the same order.
+The example at a position is a pure function of (seed, epoch, position), so there is no shuffle
+buffer and no iterator state, and seeking to any step costs the same. Every epoch is a full shuffle,
+and the global batch does not depend on the number of hosts. TensorFlow is imported with the first
+training batch, without accelerators; if it is not installed, NumPy computes the same order.
 """
 
 import concurrent.futures
@@ -54,14 +53,14 @@ class Shards:
     """Opens a split after checking its files against the manifest.
 
     Args:
-      folder: or a URL, whose split is copied to the default cache.
+      folder: a folder, or a URL whose split is copied to the default cache.
       seq_length: the expected sequence length, or None for any.
       verify: check the SHA-256 sum of every file, not only the sizes.
 
     Raises:
-      DataError: there is no finished build, a file is missing, damaged or not the manifest's, the
-        vocabulary or the length differs, or the split is empty.
-      ValueError, OSError, ModuleNotFoundError: of a URL, as `mirror.local`.
+      DataError: there is no finished build, a file is missing, damaged or differs from the
+        manifest, the vocabulary or the length differs, or the split is empty.
+      ValueError, OSError, ModuleNotFoundError: from `mirror.local`, for a URL.
     """
     folder = mirror.local(folder, splits=(split,))
     manifest = shards.read_manifest(folder)
@@ -70,7 +69,7 @@ class Shards:
     length, count = manifest["seq_length"], manifest["splits"][split]["examples"]
     files = manifest["splits"][split]["shards"]
     if seq_length not in (None, length):
-      raise DataError(f"{path}: shards of {length} tokens, but data.seq_length is {seq_length}")
+      raise DataError(f"{path}: shards have {length} tokens, but data.seq_length is {seq_length}")
     itemsize = shards.layout(manifest).itemsize
     for shard in files:
       if shard["bytes"] != shard["examples"] * itemsize:
@@ -79,11 +78,11 @@ class Shards:
           f" bytes, but {shard['bytes']:,} bytes"
         )
     if count != (held := sum(shard["examples"] for shard in files)):
-      raise DataError(f"{path} is damaged: {split} has {count:,} examples, its files {held:,}")
+      raise DataError(f"{path} is damaged: {split} has {count:,} examples, but its files {held:,}")
     shards.check_vocab(folder, vocab)
     shards.check_files(folder, manifest, (split,), verify)
     if not count:
-      raise DataError(f"{path}: the {split} split has no example")
+      raise DataError(f"{path}: the {split} split has no examples")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return cls(folder, split, manifest, vocab, length, count, digest)
 
@@ -130,7 +129,7 @@ class Shards:
 
 
 def batch_number(step: int, skipped: Sequence[int]) -> int:
-  """Returns the batch that a step trains on, both from 0, when some batches are skipped.
+  """Returns the index of the batch of a step, both from 0, when some batches are skipped.
 
   >>> [batch_number(step, [2, 3]) for step in range(5)]
   [0, 1, 4, 5, 6]
@@ -153,8 +152,7 @@ def train_batches(
   """Yields this host's rows of the global batches of steps start_step, start_step + 1, ...
 
   Row r of step s is position p = s x batch_size + r of an endless sequence of epochs; its example
-  is index_shuffle(p mod N, seed=(seed, p div N)). The `skipped` batches are left out, and the steps
-  after them take the next ones.
+  is index_shuffle(p mod N, seed=(seed, p div N)). The `skipped` batches are left out.
 
   Raises:
     DataError: the corpus is smaller than one batch.
@@ -177,8 +175,8 @@ def train_batches(
 def _indices(num_examples, seed, batch_size, rows, start_step, skipped) -> Iterator[np.ndarray]:
   """Yields the example indices [b] of `rows` for each step, from an endless tf.data pipeline.
 
-  The pipeline runs no Python: a `numpy_function` running when an iterator is deleted deadlocks with
-  the interpreter (seen to hang at exit with TensorFlow 2.21).
+  The pipeline runs no Python: deleting an iterator while a `numpy_function` runs deadlocks (seen at
+  exit with TensorFlow 2.21).
   """
   try:
     tf = import_tensorflow()
@@ -212,8 +210,8 @@ def _indices(num_examples, seed, batch_size, rows, start_step, skipped) -> Itera
   dataset = numbers.map(indices).prefetch(READ_AHEAD)
   options = tf.data.Options()
   options.threading.private_threadpool_size = 1
-  # There is nothing to tune, and dropping an iterator waits for its tuner, which after a while
-  # wakes only once a minute: a run of an hour took that long to stop (TensorFlow 2.21).
+  # Deleting an iterator waits for its tuner, which in a long run wakes only once a minute
+  # (TensorFlow 2.21), and there is nothing to tune.
   options.autotune.enabled = False
   yield from dataset.with_options(options).as_numpy_iterator()
 
@@ -221,13 +219,13 @@ def _indices(num_examples, seed, batch_size, rows, start_step, skipped) -> Itera
 def _numpy_indices(
   num_examples, seed, batch_size, rows, start_step, skipped
 ) -> Iterator[np.ndarray]:
-  """Yields what `_indices` does, without TensorFlow."""
+  """Yields the same indices as `_indices`, without TensorFlow."""
   for step in itertools.count(start_step):
     position = batch_number(step, skipped) * batch_size + rows.astype(np.int64)
     epochs, index = position // num_examples, position % num_examples
     for epoch in np.unique(epochs):
-      own = epochs == epoch
-      index[own] = index_shuffle(index[own], (seed, int(epoch)), num_examples - 1)
+      here = epochs == epoch
+      index[here] = index_shuffle(index[here], (seed, int(epoch)), num_examples - 1)
     yield index
 
 
@@ -236,8 +234,8 @@ def eval_batches(
 ) -> Iterator[Batch]:
   """Yields this host's rows of batches over at most `max_examples` examples, evenly spaced.
 
-  Examples and order do not depend on the number of hosts. The last batch is filled with rows of
-  padding. `row` is the index of the example within the evaluation.
+  The examples and their order do not depend on the number of hosts. The last batch is filled up
+  with padding rows. `row` is the index of the example within the evaluation.
 
   Raises:
     ValueError: the batch does not divide over the hosts.

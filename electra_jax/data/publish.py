@@ -1,8 +1,8 @@
 """Publishes shards that were built on this host to s3:// or gs://.
 
-URL/manifest.json                  deleted first, written last: a URL without it has no build
-URL/.claims/                       of one builder at a time
-CACHE/building-1d2f9c0d12b4e567/   the build, named by the URL, until it is published
+URL/manifest.json                  deleted first, written last: present only for a complete build
+URL/.claims/                       the claim of the one process that builds
+CACHE/building-1d2f9c0d12b4e567/   the build before publication, named by a hash of the URL
 """
 
 import contextlib
@@ -20,16 +20,16 @@ SCHEMES = "s3://", "gs://"
 
 
 def work_folder(url: str, cache: str | None) -> Path:
-  """Returns the folder of this host in which the shards of a URL are built."""
+  """Returns the local folder in which the shards of a URL are built."""
   name = f"building-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
   return mirror.cache_folder(cache) / name
 
 
 @contextlib.contextmanager
 def claimed(url: str) -> Iterator[Callable[[], None]]:
-  """Claims a URL for this builder; see `claims.claim`."""
+  """Claims a URL for this process; see `claims.claim`."""
   with contextlib.ExitStack() as stack:
-    with doing(f"claiming {url}", terminal.log_console()):  # minutes after one that was killed
+    with doing(f"claiming {url}", terminal.log_console()):  # takes minutes after a killed process
       check = stack.enter_context(claims.claim(url))
     yield check
 
@@ -40,7 +40,7 @@ def sizes(url: str) -> dict[str, int]:
 
 
 def check_files(url: str, manifest: dict) -> None:
-  """Raises DataError if an object is missing or its size is not the manifest's."""
+  """Raises DataError if an object is missing or its size differs from the manifest."""
   found = sizes(url)
   for entry in mirror.files_of(manifest):
     name, size = entry["file"], entry["bytes"]
@@ -49,10 +49,10 @@ def check_files(url: str, manifest: dict) -> None:
 
 
 def publish(folder: Path, url: str, check_claim: Callable[[], None]) -> None:
-  """Uploads a finished build, which replaces the one at the URL; the manifest is last.
+  """Uploads a finished build in place of the one at the URL; the manifest is last.
 
   Raises:
-    ValueError: another process has claimed the URL; this one writes no more.
+    ValueError: another process has claimed the URL; this one stops writing.
     OSError: the bucket cannot be written.
   """
   content = shards.manifest_content(folder)

@@ -1,8 +1,8 @@
 """Extracts English prose from the docstrings of the local Python installation.
 
-The docstrings of the standard library and of all installed packages, and the language reference in
-`pydoc_data.topics`, are read with `ast` (no module is imported or run) and cleaned to paragraphs.
-One module is one document. Nothing is downloaded or redistributed.
+Reads the docstrings of the standard library and of all installed packages, and the language
+reference in `pydoc_data.topics`, with `ast` (no module is imported), and cleans them to paragraphs.
+One module is one document. Nothing is downloaded.
 """
 
 import ast
@@ -42,7 +42,7 @@ _TYPED = re.compile(r"\*{0,2}[\w.*, ]{1,40} ?(\([^)]*\))?: ")
 def harvest(workers: int = 1, done: Callable[[float], None] = lambda _: None) -> Iterator[str]:
   """Yields one document per module, one paragraph per line; the order depends on the files only.
 
-  A repeated paragraph is dropped. With `workers` = 1 this process reads. `done` is called for each
+  Repeated paragraphs are dropped. `workers` = 1 reads in this process. `done` is called for each
   module with the fraction read so far, 0 to 1.
   """
   seen: set[bytes] = set()
@@ -62,7 +62,7 @@ def harvest(workers: int = 1, done: Callable[[float], None] = lambda _: None) ->
 
 
 def modules() -> list[str]:
-  """Returns the paths of Python files: the standard library's, then each installed package's."""
+  """Returns the paths of Python files: the standard library, then the installed packages."""
   paths = sysconfig.get_paths()
   roots = dict.fromkeys(os.path.realpath(paths[key]) for key in ("stdlib", "purelib", "platlib"))
   found = []
@@ -74,7 +74,7 @@ def modules() -> list[str]:
 
 
 def clean_files(paths: Iterable[str]) -> list[list[str]]:
-  """Returns the paragraphs of prose of each module; [] if it cannot be read or parsed."""
+  """Returns the paragraphs of prose of each module; [] for one that cannot be read or parsed."""
   return [[p for text in _docstrings(path) for p in prose(text)] for path in paths]
 
 
@@ -87,7 +87,7 @@ def _docstrings(path: str) -> Iterator[str]:
     if not is_topics and sum(map(len, _QUOTED.findall(source))) < MIN_QUOTED_BYTES:
       return
     with warnings.catch_warnings():
-      warnings.simplefilter("ignore")  # escapes in other people's strings
+      warnings.simplefilter("ignore")  # invalid escapes in the strings of packages
       tree = ast.parse(source)
   except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
     return
@@ -156,7 +156,7 @@ def _strip_markup(text: str) -> str:
 
 
 def _is_prose(text: str) -> bool:
-  """Returns True if a paragraph is sentences, not code, a table or a signature."""
+  """Returns whether a paragraph is prose, not code, a table or a signature."""
   if text.count(" ") < MIN_WORDS - 1 or text[-1] not in ".!?:)\"'" or not text[0].isalpha():
     return False
   letters = sum(map(str.isalpha, text)) + text.count(" ")

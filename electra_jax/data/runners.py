@@ -1,7 +1,7 @@
 """Runs the parts of a build on an engine: this machine, Apache Beam or Ray.
 
-To add an engine, write a function (work, parts, options) and an entry in RUNNERS. It has to call
-`work(part)` for each part, in any order, in any process that sees the same files and folder.
+To add an engine, write a function (work, parts, options) that calls `work(part)` for each part, in
+any order, in any process that sees the same files and folder, and add it to RUNNERS.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from electra_jax.data.shards import DataError
 
 @dataclasses.dataclass(frozen=True)
 class PartWork:
-  """One kind of piece of the parts of a build, for processes elsewhere."""
+  """A picklable function of a part that does one stage of a build."""
 
   folder: Path  # of the unfinished build
   plan: Plan = dataclasses.field(repr=False)
@@ -30,13 +30,13 @@ class PartWork:
   modules: list[str] = dataclasses.field(default_factory=registry.origins)  # that register sources
 
   def __call__(self, part: int) -> None:
-    """Does the piece of a part, unless it is done.
+    """Does the stage for a part, unless it is done.
 
-    The message of an error is in a file, too, because engines wrap errors in their own.
+    Writes an error message to a file, too, because engines wrap exceptions.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # an engine gives each core a part
     collects = gc.isenabled()
-    gc.disable()  # a build leaves no cycles, and looking for them takes a seventh of the time
+    gc.disable()  # a build makes no cycles, and collection takes a seventh of the time
     try:
       for module in self.modules:
         registry.import_module(module)
@@ -57,7 +57,7 @@ Runner = Callable[[PartWork, list[int], Sequence[str]], None]
 
 
 def _explained(run: Runner) -> Runner:
-  """Turns what an engine raises into a DataError of one line."""
+  """Turns an engine's exceptions into a DataError of one line."""
 
   @functools.wraps(run)
   def explained(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
@@ -68,50 +68,50 @@ def _explained(run: Runner) -> Runner:
     except ModuleNotFoundError as error:
       raise DataError(f"{error}: pip install 'electra_jax[{run.__name__}]'") from None
     except Exception as error:
-      if type(error) is DataError:  # not a subclass that an engine made
+      if type(error) is DataError:  # not an engine's subclass
         raise
       found = sorted(path.read_text("utf-8") for path in work.folder.glob("*.error"))
       reason = found[0] if found else f"{type(error).__name__}: {one_line(error):.500}"
-      raise DataError(f"{reason} (--runner={run.__name__}; the parts that are done stay)") from None
+      raise DataError(f"{reason} (--runner={run.__name__}; finished parts are kept)") from None
 
   return explained
 
 
 def local(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
-  """Builds on this machine: one part after the other, each on all cores."""
+  """Builds the parts on this machine one by one, each on all cores."""
   if options:
-    raise ValueError(f"{options[0]!r}: only other runners take options after --")
+    raise ValueError(f"{options[0]!r}: --runner=local takes no options after --")
   parts.do_stage(work.kind, work.folder, work.plan, todo)
 
 
 @_explained
 def beam(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
-  """Builds on Apache Beam, whose options say where: Dataflow, Flink, Spark, or processes here."""
+  """Builds on Apache Beam; `options` select Dataflow, Flink, Spark or local processes."""
   import apache_beam
   from apache_beam.options.pipeline_options import PipelineOptions
 
   with apache_beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
-    # Reshuffled, because an engine may run what follows Create in one process.
+    # Without Reshuffle an engine may run all elements of Create in one process.
     numbers = pipeline | apache_beam.Create(todo) | apache_beam.Reshuffle()
     _ = numbers | apache_beam.Map(work)
 
 
 @_explained
 def ray(work: PartWork, todo: list[int], options: Sequence[str]) -> None:
-  """Builds on Ray: on the cluster of RAY_ADDRESS, or on processes of this machine.
+  """Builds on Ray: on the cluster of RAY_ADDRESS, or in processes on this machine.
 
-  Ray stays started until the process ends: the two stages of a build need it.
+  Ray keeps running until the process ends, because both stages of a build need it.
   """
   import ray as engine
 
   if options:
-    raise DataError(f"{options[0]!r}: Ray takes no options here, set RAY_ADDRESS")
+    raise DataError(f"{options[0]!r}: --runner=ray takes no options after --; set RAY_ADDRESS")
 
   if not engine.is_initialized():
     engine.init(log_to_driver=False, include_dashboard=False)
   run = engine.remote(lambda part: work(part))
   started = [run.remote(part) for part in todo]
-  engine.wait(started, num_returns=len(started))  # where one fails, the others are finished
+  engine.wait(started, num_returns=len(started))  # if one fails, the others still finish
   engine.get(started)
 
 

@@ -5,9 +5,9 @@ vocab.txt, tokenizer.json or spm.model
 train-00000-of-00007.bin     records of electra_jax.data.examples, without separators
 heldout-00000-of-00001.bin   the same, from documents excluded from training
 .building/                   an unfinished build (electra_jax.data.parts)
-.lock                        locked by the processes that build
-.vocabulary.lock             by the one of them that trains the vocabulary
-.joining.lock                by the one that joins the parts
+.lock                        locked by all processes that build
+.vocabulary.lock             locked by the process that trains the vocabulary
+.joining.lock                locked by the process that joins the parts
 """
 
 import collections
@@ -46,14 +46,13 @@ class ShardWriter:
   def __init__(self, folder: Path, split: str, dtype: np.dtype, per_shard: int, vocab_size: int):
     self._folder, self._split, self._per_shard = folder, split, per_shard
     self._dtype = dtype
-    self._left = 0  # records that still fit the open file; 0 if none is open
+    self._left = 0  # records that still fit the open file; 0: no open file
     self._shards: list[dict] = []
-    # The sum of the lengths is with special tokens.
-    self.counts = collections.Counter(examples=0, length=0)
+    self.counts = collections.Counter(examples=0, length=0)  # length: including special tokens
     self.frequencies = np.zeros(vocab_size, np.int64)  # of each id, padding excluded
 
   def append(self, records: np.ndarray) -> None:
-    """Writes records [n]; full files are closed and synced."""
+    """Writes records [n]; closes and syncs full files."""
     used = np.arange(self._dtype["ids"].shape[0]) < records["length"][:, None]
     self.frequencies += np.bincount(records["ids"][used], minlength=len(self.frequencies))
     length = int(records["length"].sum(dtype=np.int64))
@@ -81,7 +80,7 @@ class ShardWriter:
     self._shards.append({"file": path.name, "examples": 0})
 
   def _at(self, error: OSError) -> OSError:
-    """Closes the file and returns the error of a failed write with its path."""
+    """Closes the file after a failed write and returns the error with the file's path."""
     with contextlib.suppress(OSError):  # closing flushes, which fails again
       self._file.close()
     return OSError(error.errno, error.strerror, str(self._file.name))
@@ -98,7 +97,7 @@ class ShardWriter:
     shard["sha256"] = self._hash.hexdigest()
 
   def finish(self) -> list[dict]:
-    """Closes the last file and returns the files: their "file", "examples", "bytes", "sha256"."""
+    """Closes the last file and returns each file's "file", "examples", "bytes" and "sha256"."""
     if self._left:
       self._close()
     return self._shards
@@ -106,23 +105,23 @@ class ShardWriter:
 
 @contextlib.contextmanager
 def locked(path: Path, shared: bool = False, wait: bool = False) -> Iterator[None]:
-  """Locks a file, which is made; the lock ends with the process, so a killed one blocks nobody.
+  """Creates and locks a file; the lock ends with the process, even if it is killed.
 
-  Where another process holds it (unless both are `shared`), it waits or raises DataError.
+  If another process holds the lock (unless both are `shared`), waits or raises DataError.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path, "w") as lock:
     try:
       flock(lock, shared, wait)
     except BlockingIOError:
-      raise DataError(f"{path.parent}: another build is writing here now") from None
+      raise DataError(f"{path.parent}: another build is writing here: wait until it ends") from None
     yield
 
 
 def check_unused(folder: Path, vocab: str) -> None:
-  """Raises DataError for a folder without a build that has files which a build would replace.
+  """Raises DataError if a folder has no build but files that a build would replace.
 
-  The file `vocab`, config.data.vocab, stays as it is.
+  The file `vocab`, config.data.vocab, is exempt: a build leaves it alone.
   """
   if (folder / MANIFEST).exists() or (folder / BUILDING).exists():
     return
@@ -131,23 +130,23 @@ def check_unused(folder: Path, vocab: str) -> None:
 
 
 def refuse_files(place: str | os.PathLike, names: Iterable[str]) -> None:
-  """Raises DataError, naming the place, if one of its files would be replaced by a build."""
+  """Raises DataError if a build at `place` would replace one of the files `names`."""
   if found := [name for name in sorted(names) if name in FILES.values() or is_shard(name)]:
     raise DataError(
-      f"{place} holds {found[0]} but no {MANIFEST}: choose another config.data.dir, or replace it"
-      " with --overwrite"
+      f"{place} holds {found[0]} but no {MANIFEST}: choose another config.data.dir, or replace the"
+      " file with --overwrite"
     )
 
 
 def is_shard(name: str) -> bool:
-  """Returns whether a file's name is that of a shard."""
+  """Returns whether `name` is the file name of a shard."""
   return bool(_SHARD.fullmatch(name))
 
 
 def publish(temporary: Path, folder: Path, manifest: dict) -> None:
   """Moves the files of `temporary` to `folder`, replacing an older build; the manifest is last.
 
-  Several processes may publish the same files: what one has published, the others do not delete.
+  Several processes may publish the same files without deleting each other's.
   """
   new, content, last = sorted(temporary.iterdir()), dump(manifest).encode(), folder / MANIFEST
   stale = [path for path in folder.iterdir() if is_shard(path.name)]
@@ -169,38 +168,38 @@ def publish(temporary: Path, folder: Path, manifest: dict) -> None:
 
 def _sync(folder: Path) -> None:
   handle = os.open(folder, os.O_RDONLY)
-  with contextlib.suppress(OSError):  # not every file system can sync a folder
+  with contextlib.suppress(OSError):  # some file systems cannot sync a folder
     os.fsync(handle)
   os.close(handle)
 
 
 def dump(manifest: dict) -> str:
-  """Returns the manifest as JSON, one line per field, each list of numbers on one line."""
+  """Returns the manifest as JSON with one line per field, also for lists of numbers."""
   text = json.dumps(manifest, indent=1, ensure_ascii=False)
   return re.sub(r"\[[\d,\s]*\]", lambda m: re.sub(r"\s+", "", m[0]), text) + "\n"
 
 
 def read_manifest(folder: str | os.PathLike) -> dict:
-  """Returns the manifest of a folder; DataError if missing, damaged or of another version."""
+  """Reads a folder's manifest. Raises DataError if missing, damaged or of another version."""
   path = Path(folder) / MANIFEST
   try:
     if (content := manifest_content(folder)) is not None:
       return parse_manifest(content, path)
   except OSError as error:
     raise DataError(f"{path} cannot be read: {error}") from None
-  state = "a build is not finished" if (Path(folder) / BUILDING).exists() else "nothing is built"
-  raise DataError(f"{path} is missing: {state} here")
+  state = "finish the build" if (Path(folder) / BUILDING).exists() else "build the shards first"
+  raise DataError(f"{path} is missing: {state}")
 
 
 def manifest_content(folder: str | os.PathLike) -> bytes | None:
-  """Returns the bytes of the manifest of a folder or a URL, None without one; OSErrors pass."""
+  """Reads the manifest of a folder or a URL; None if missing. Raises other OSErrors."""
   path = f"{folder}/{MANIFEST}"
   with contextlib.suppress(FileNotFoundError):
     return storage.read(path) if storage.is_remote(path) else Path(path).read_bytes()
 
 
 def parse_manifest(content: bytes, path: str | os.PathLike) -> dict:
-  """Returns a manifest from its JSON; DataError, naming the path, if damaged or another version."""
+  """Parses a manifest. Raises DataError with the path if damaged or of another version."""
   try:
     manifest = json.loads(content)
   except ValueError as error:
@@ -209,7 +208,7 @@ def parse_manifest(content: bytes, path: str | os.PathLike) -> dict:
     raise DataError(f"{path} is not a manifest of shards")
   if manifest.get("version") != FORMAT_VERSION:
     raise DataError(
-      f"{path} has format version {manifest.get('version')}, this program reads {FORMAT_VERSION}: "
+      f"{path} has format version {manifest.get('version')}, but must have {FORMAT_VERSION}: "
       "build the shards again"
     )
   try:
@@ -222,7 +221,7 @@ def parse_manifest(content: bytes, path: str | os.PathLike) -> dict:
 
 
 def _typed(manifest: dict) -> Iterator[tuple[object, type]]:
-  """Yields the values of a manifest that are used, with their types."""
+  """Yields the used values of a manifest with their types."""
   vocab = Vocab.from_json(manifest["vocab"])
   numbers = [manifest["seq_length"], vocab.size, *vocab.special_ids]
   numbers += [getattr(vocab, role) for role in SPECIAL_NAMES]
@@ -248,7 +247,7 @@ def layout(manifest: dict) -> np.dtype:
 def check_files(
   folder: str | os.PathLike, manifest: dict, splits: Sequence[str] = SPLITS, verify: bool = False
 ) -> None:
-  """Raises DataError if a file's size, or with `verify` its SHA-256, is not the manifest's."""
+  """Raises DataError if a file's size, or its SHA-256 with `verify`, differs from the manifest."""
   for split in splits:
     for shard in manifest["splits"][split]["shards"]:
       path = Path(folder) / shard["file"]
@@ -260,10 +259,10 @@ def check_files(
       except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
       if size != shard["bytes"]:
-        raise DataError(f"{path} has {size} bytes, the manifest says {shard['bytes']}")
+        raise DataError(f"{path} has {size} bytes, but the manifest says {shard['bytes']}")
       if found != shard["sha256"]:
         raise DataError(
-          f"{path} is damaged: SHA-256 {found[:12]}, the manifest says {shard['sha256'][:12]}"
+          f"{path} is damaged: SHA-256 {found[:12]}, but the manifest says {shard['sha256'][:12]}"
         )
 
 
@@ -276,7 +275,7 @@ def copy_vocab(folder: str | os.PathLike, vocab: Vocab, to: Path) -> None:
 
 
 def check_vocab(folder: str | os.PathLike, vocab: Vocab) -> None:
-  """Raises DataError if the vocabulary file of a folder is not `vocab`'s."""
+  """Raises DataError if the SHA-256 of a folder's vocabulary file differs from `vocab.hash`."""
   path = Path(folder) / vocab.file
   try:
     found = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""The files of a source of text: on local disks, in buckets and on web servers."""
+"""The files of a text source: on local disks, in buckets and on web servers."""
 
 import contextlib
 import dataclasses
@@ -14,8 +14,8 @@ from electra_jax.data.tokenizer import first_line
 from electra_jax.runtime import storage
 from electra_jax.runtime.storage import Object
 
-STREAMED = ("text", "jsonl")  # kinds that are read from the first byte to the last
-WHOLE_BYTES, BLOCK_BYTES = 1 << 20, 1 << 16  # of a file, for its tag
+STREAMED = ("text", "jsonl")  # kinds that are read sequentially
+WHOLE_BYTES, BLOCK_BYTES = 1 << 20, 1 << 16  # read for the tag of a file
 
 
 class SourceError(ValueError):
@@ -24,7 +24,7 @@ class SourceError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class TextSource:
-  """One entry of a specification; `text` is the entry as written, without its weight."""
+  """One entry of a specification; `text` is the entry without its weight."""
 
   text: str
   kind: str
@@ -35,7 +35,7 @@ class TextSource:
 
 
 def with_kind(url: str) -> str:
-  """Returns a URL as a source, its kind guessed from its name."""
+  """Returns a URL as a source, with the kind guessed from its name."""
   path = url.partition("#")[0]
   kind = next((kind for kind in ("jsonl", "parquet") if f".{kind}" in path), "text")
   kind = "parquet" if kind == "text" and url.startswith("hf:") else kind
@@ -43,10 +43,10 @@ def with_kind(url: str) -> str:
 
 
 def files(source: TextSource) -> list[Object]:
-  """Returns the files of a source of READERS in order; only remote ones have tags.
+  """Returns the files, in order, of a source whose kind is in READERS; only remote ones have tags.
 
   Raises:
-    SourceError: there are none, or they cannot be listed or read.
+    SourceError: there are no files, or they cannot be listed or read.
     ModuleNotFoundError: a package of the extra `buckets` is missing.
   """
   if storage.is_remote(source.target):
@@ -61,12 +61,12 @@ def _remote_files(source: TextSource) -> list[Object]:
   try:
     found = storage.find(source.target)
   except (OSError, ValueError) as error:
-    raise SourceError(first_line(error)) from None  # it names the URL, without its credentials
+    raise SourceError(first_line(error)) from None  # names the URL without credentials
   if not found:
     raise SourceError(f"source {source.text!r} matches no file")
   for file in found:
     if not file.ranged and source.kind not in STREAMED:
-      raise SourceError(f"{file.url}: its server sends whole files only: download it")
+      raise SourceError(f"{file.url}: the server does not support ranges: download the file")
   return found
 
 
@@ -75,11 +75,11 @@ def _local_files(source: TextSource) -> list[str]:
   paths = glob.glob(source.target, recursive=True)
   for path in sorted(paths, key=lambda path: (len(path), path)):
     folder, name = os.path.split(path)
-    found.setdefault((real(folder), name), path)  # once, though ** follows a link in a circle
+    found.setdefault((real(folder), name), path)  # once, although ** may follow a cyclic link
   paths = sorted(filter(os.path.isfile, found.values()))
   for path in sorted({*found.values()}.difference(paths)):
     if not os.path.exists(path):
-      raise SourceError(f"source {source.text!r}: {path} is a link to a file that is missing")
+      raise SourceError(f"source {source.text!r}: {path} is a link to a missing file")
   if not paths:
     raise SourceError(f"source {source.text!r} matches no file")
   return paths
@@ -98,7 +98,7 @@ def _dataset_files(source: TextSource) -> list[str]:
       found = [os.path.join(source.target, entry["filename"]) for entry in content["_data_files"]]
   except FileNotFoundError:
     raise SourceError(
-      f"source {source.text!r}: {state} is missing: not written by datasets' save_to_disk"
+      f"source {source.text!r}: {state} is missing: save the dataset with save_to_disk"
     ) from None
   except (ValueError, LookupError, TypeError) as error:
     raise SourceError(f"{path} is damaged ({type(error).__name__}: {error})") from None
@@ -111,15 +111,15 @@ def _dataset_files(source: TextSource) -> list[str]:
     raise SourceError(f"{state} selects rows by an index: call flatten_indices() before saving")
   for path in found:
     if not os.path.isfile(path):
-      raise SourceError(f"{path} is missing, {state} names it")
+      raise SourceError(f"{path} is missing, but {state} names it")
   return found
 
 
 @contextlib.contextmanager
 def opened(file: str | os.PathLike | Object) -> Iterator[BinaryIO]:
-  """Opens a file. Raises SourceError if it cannot be opened, read or decompressed, or has changed.
+  """Opens a file. Raises SourceError if it cannot be opened, read or decompressed.
 
-  A path may be any version of the file; an Object with a tag is that one.
+  Also raises SourceError if an Object's tag is not the file's.
   """
   found = file if isinstance(file, Object) else Object(os.fspath(file), 0, "")
   is_remote = storage.is_remote(found.url)
@@ -137,7 +137,7 @@ def opened(file: str | os.PathLike | Object) -> Iterator[BinaryIO]:
 
 
 def tag_of(file: Object) -> str:
-  """Returns the tag of a file as it is now, of a remote one as it was found; raises as `opened`."""
+  """Returns a file's tag: computed now, or as found for a remote file; raises as `opened`."""
   if storage.is_remote(file.url):
     return file.tag
   with opened(file) as raw:
@@ -145,9 +145,9 @@ def tag_of(file: Object) -> str:
 
 
 def tag(file: BinaryIO) -> str:
-  """Returns a hash of an open file's size and content, of a large one of its two ends and middle.
+  """Hashes an open file's size and content; of a large file only both ends and the middle.
 
-  Unlike the time of its last change it is the same for a copy. The ends hold the checksums of
+  Unlike the modification time, the hash is the same for a copy. The ends hold the checksums of
   compressed files and the index of tables.
   """
   size = os.fstat(file.fileno()).st_size

@@ -1,11 +1,11 @@
-"""Reads text from files, JSON lines, tables, TFDS datasets and the docs of the local Python.
+"""Reads text from files, JSON lines, tables, TFDS datasets and the local Python's docstrings.
 
 A specification is a comma-separated list; each entry may end in `@weight`:
 
-  text:GLOB             lines of text, a blank line ends a document; plain, .gz, .xz or .zst
-  jsonl:GLOB#field      one JSON object per line, the document is the string under `field`
-  parquet:GLOB#field    a row is a document, the string in the column `field`
-  hf:PATH#field         the same for a folder that `save_to_disk` of Hugging Face's datasets wrote
+  text:GLOB             plain text, in which a blank line ends a document; also .gz, .xz or .zst
+  jsonl:GLOB#field      one JSON object per line, whose string `field` is a document
+  parquet:GLOB#field    one document per row, in the string column `field`
+  hf:PATH#field         the same, for a folder written by `save_to_disk` of Hugging Face's datasets
   tfds:NAME[:SPLIT][#field]   a dataset of tensorflow_datasets; default 'train' and 'text'
   python-docs           docstrings of the standard library and of every installed package
 
@@ -13,11 +13,10 @@ A GLOB may be a URL: s3://BUCKET/GLOB, gs://BUCKET/GLOB, hf://datasets/OWNER/NAM
 or https://HOST/PATH, which names one file.
 
 With weight w every document appears floor(w) times, and a fraction w - floor(w) of the documents,
-chosen by hash, once more. Each repetition is a pass over the whole source.
+chosen by hash, appears once more. Each repetition is a pass over the whole source.
 
-Text is streamed: no file or document (except in JSON lines and tables) is held in memory whole. A
-document above `PIECE_BYTES` is split into several chunks, a line above `LINE_BYTES` into several
-lines.
+Text is streamed: no file is held in memory whole, and a document only in JSON lines and tables.
+Documents above `PIECE_BYTES` are split into chunks, and lines above `LINE_BYTES` into lines.
 """
 
 import codecs
@@ -40,15 +39,15 @@ from electra_jax.runtime.storage import Object
 
 PIECE_BYTES = 1 << 20
 LINE_BYTES = 1 << 16
-TABLE_ROWS = 64  # of a parquet file in memory at a time
-NOT_UTF8 = b"\xff"  # the line of a document that has no text, so that it counts as undecodable
+TABLE_ROWS = 64  # of a Parquet file in memory at a time
+NOT_UTF8 = b"\xff"  # the line of a document without text, which so counts as undecodable
 EARLY_STOP_DOCUMENTS = 10_000  # with fewer, the share of undecodable documents is unreliable
 
 _TFDS = re.compile(r"(?P<name>[^:#]+(:\d+\.\d+\.\d+)?)(:(?P<split>[^#]+))?(#(?P<field>.+))?")
 
 
 class TextChunk(NamedTuple):
-  """A document, or a bounded part of one."""
+  """A document or a part of one."""
 
   key: bytes  # [16] hash of the document's first chunk, shared by all of its chunks
   first: bool  # the document begins here
@@ -60,11 +59,11 @@ class TextChunk(NamedTuple):
 
 @dataclasses.dataclass
 class SourceStats:
-  """Counts of the text read from one source so far, over all passes."""
+  """Counts of the text read from one source so far, summed over passes."""
 
   source: TextSource
-  file_bytes: int = 0  # on disk, of one pass; 0 if unknown
-  done_bytes: float = 0.0  # of file_bytes x passes
+  file_bytes: int = 0  # on disk, in one pass; 0 if unknown
+  done_bytes: float = 0.0  # out of file_bytes x passes
   documents: int = 0
   undecodable: int = 0
   text_bytes: int = 0
@@ -76,7 +75,7 @@ class SourceStats:
 
 
 def parse(spec: str) -> tuple[TextSource, ...]:
-  """Returns the sources of a specification. Raises SourceError naming the invalid entry."""
+  """Parses a specification. Raises SourceError, which names the invalid entry."""
   sources = tuple(_parse_entry(entry.strip()) for entry in spec.split(",") if entry.strip())
   if not sources:
     raise SourceError("data.sources is empty")
@@ -95,7 +94,7 @@ def _parse_entry(entry: str) -> TextSource:
   kind, _, target = text.partition(":")
   pattern, _, field = target.rpartition("#")
   if f"{kind}://" == text[: len(kind) + 3] and kind in storage.STORES:
-    raise SourceError(f"source {text!r}: say how to read it, e.g. {with_kind(text)}")
+    raise SourceError(f"source {text!r}: name the kind of file, e.g. {with_kind(text)}")
   if text == "python-docs":
     return TextSource(text, text, weight=value)
   if kind in READERS and pattern and field and kind != "text":
@@ -116,7 +115,7 @@ def _parse_entry(entry: str) -> TextSource:
 
 
 def fraction(key: bytes, purpose: str) -> float:
-  """Returns a hash in [0, 1) of a document's key and the purpose."""
+  """Hashes a document's key and a purpose to [0, 1)."""
   digest = hashlib.blake2b(key, digest_size=8, person=purpose.encode()).digest()
   return int.from_bytes(digest, "little") / 2**64
 
@@ -132,14 +131,14 @@ def documents(
 ) -> Iterator[TextChunk]:
   """Yields the chunks of a source, repeated by its weight, and counts them in `stats`.
 
-  `undecodable` documents (not UTF-8, not JSON, or null) are skipped.
+  Skips undecodable documents: not UTF-8, not JSON, or null.
 
   Args:
-    found: the files to read; None means all of the source's.
+    found: the files to read; None means all files of the source.
     tfds_dir: data_dir of tensorflow_datasets.
-    max_bad_frac: reading stops where more of at least `EARLY_STOP_DOCUMENTS` are undecodable; at
-      the end `check_undecodable` says whether there were too many.
-    duplicates: whether to leave out each document, among the ones that the first pass keeps.
+    max_bad_frac: reading stops when a larger fraction of at least `EARLY_STOP_DOCUMENTS` documents
+      is undecodable; call `check_undecodable` at the end.
+    duplicates: whether to drop each of the documents that the first pass keeps.
 
   Raises:
     SourceError: nothing matches, a file is damaged, or too many documents are undecodable.
@@ -153,7 +152,7 @@ def documents(
     for text in _assemble(lines, stats, repeat):
       check_undecodable(stats, max_bad_frac, EARLY_STOP_DOCUMENTS)
       kept = share == 1.0 or fraction(text.key, "weight") < share
-      # The digests are of the first pass: at a weight of 0.5, of the documents that are kept.
+      # `duplicates` indexes the documents that the first pass keeps: half of them at weight 0.5.
       if text.first and (kept or repeat > 0):
         place += 1
         stats.kept += repeat == 0
@@ -162,12 +161,12 @@ def documents(
 
 
 def check_undecodable(stats: SourceStats, max_bad_frac: float, at_least: int = 1) -> None:
-  """Raises SourceError if too large a share of at least `at_least` documents is undecodable."""
+  """Raises SourceError if too large a share of `at_least` or more documents is undecodable."""
   seen = stats.documents + stats.undecodable
   if stats.undecodable > max_bad_frac * max(seen, at_least):
     raise SourceError(
       f"source {stats.source.text!r}: {stats.undecodable} of {seen} documents are null or"
-      f" undecodable, above data.max_bad_frac={max_bad_frac}"
+      f" undecodable: fix the files or raise data.max_bad_frac={max_bad_frac}"
     )
 
 
@@ -207,7 +206,7 @@ def _assemble(
 def _file_lines(
   source: TextSource, stats: SourceStats, found: Sequence[Object]
 ) -> Iterator[bytes | None]:
-  """Yields the lines of each document, None after each; updates `stats.done_bytes`."""
+  """Yields the lines of each document, then None; updates `stats.done_bytes`."""
   stats.file_bytes = sum(file.size for file in found)
   for file in found:
     before = stats.done_bytes
@@ -216,12 +215,12 @@ def _file_lines(
         if line is None:
           stats.done_bytes = before + raw.tell()
         yield line
-    yield None  # a document never crosses files
+    yield None  # a document never spans files
     stats.done_bytes = before + file.size
 
 
 def _text_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
-  mark, empty = codecs.BOM_UTF8, True  # so far, the line in the file, which `_lines` may split
+  mark, empty = codecs.BOM_UTF8, True  # empty: the file's line so far, which `_lines` may split
   for line in _lines(stream):
     line, mark = line.removeprefix(mark), b""
     if not line.isspace():
@@ -239,9 +238,9 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
       continue
     try:
       value = json.loads(line)
-    except (ValueError, RecursionError):  # lists in lists, thousands deep
+    except (ValueError, RecursionError):  # nested thousands deep
       value = {field: None}
-    text = value.get(field, 0) if isinstance(value, dict) else 0  # 0 where it is missing
+    text = value.get(field, 0) if isinstance(value, dict) else 0  # 0: missing
     if text is None:
       yield NOT_UTF8
     elif isinstance(text, str):
@@ -254,7 +253,7 @@ def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
 
 
 def _table_lines(read: Callable, stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
-  """Reads a column of a table, whose schema and batches `read(stream, field)` returns."""
+  """Yields the lines of a column; `read(stream, field)` returns the table's schema and batches."""
   import pyarrow
 
   try:
@@ -289,7 +288,7 @@ def _read_arrow(stream: BinaryIO, field: str):
   return reader.schema, reader
 
 
-# Kinds of files: {kind: (stream, path, field) -> the lines of each document, None after each}.
+# Kinds of files: {kind: (stream, path, field) -> the lines of each document, then None}.
 OF_FIELDS = ("jsonl", "parquet", "hf")
 READERS = {
   "text": _text_lines,
@@ -321,14 +320,14 @@ def _tfds_lines(
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
-  """Yields lines; one above `LINE_BYTES` is split at a space, or else between characters."""
+  """Yields lines; splits those above `LINE_BYTES` at a space or else between characters."""
   rest = b""
   while line := stream.readline(LINE_BYTES):
     line, rest = rest + line, b""
     if len(line) >= LINE_BYTES and not line.endswith(b"\n"):
       cut = line.rfind(b" ") + 1 or len(line)
       if cut == len(line):
-        # Back to the first byte of the last character, which may be incomplete.
+        # Cut before the last character, which may be incomplete.
         cut = next((i for i in range(cut - 1, cut - 5, -1) if line[i] & 0xC0 != 0x80), cut)
       line, rest = line[:cut], line[cut:]
     yield line

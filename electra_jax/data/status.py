@@ -1,4 +1,4 @@
-"""Shows the progress of reading: a bar on a terminal, occasional log lines elsewhere."""
+"""Shows the progress of reading: a bar on a terminal, occasional log lines otherwise."""
 
 import time
 from collections.abc import Callable
@@ -13,14 +13,14 @@ BAR_SECS = 0.2  # between two updates of the bar
 
 
 class Status:
-  """Shows MB, MB/s, tokens and ETA; a context manager that ends with one line."""
+  """A context manager that shows MB, MB/s, tokens and ETA, and ends with a summary line."""
 
   def __init__(
     self, label: str, done: Callable[[], float], unit: str = "MB of text", bar: bool = True
   ):
     """Starts the clock; `done` returns the finished fraction, 0 to 1; 0 while it is unknown.
 
-    Without a `bar` it prints lines on a terminal, too, which a `Display` may be on.
+    bar=False prints lines on a terminal, too, where a `Display` may be.
     """
     self._label, self._done, self._unit = label, done, unit
     self._bytes, self._tokens = 0, 0
@@ -65,8 +65,8 @@ class Status:
 
 
 def print_line(line: str) -> None:
-  """Prints a line, with the time where there is no terminal."""
+  """Prints a line, with the time if there is no terminal."""
   if (console := log_console()).is_interactive:
-    print(line)  # above a display on the terminal, which is another console's
+    print(line)  # above a display, which belongs to another console
   else:
     console.print(line)

@@ -10,9 +10,9 @@ class TfdsError(ValueError):
 
 
 def import_tensorflow():
-  """Imports TensorFlow and hides the accelerators from it: it would take all of their memory."""
+  """Imports TensorFlow and hides the accelerators, whose memory it would allocate."""
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # if on, it logs two lines to stderr
+  os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # otherwise it logs two lines to stderr
   import tensorflow as tf
 
   for kind in ("GPU", "TPU"):
@@ -21,9 +21,9 @@ def import_tensorflow():
 
 
 def open_split(name: str, split: str, data_dir: str | None):
-  """Returns (the examples of a split in the order of its files, the builder's info).
+  """Returns (the examples of a split in file order, the builder's info).
 
-  The data set is in `data_dir`, or is downloaded to it; None is TFDS's default. Raises TfdsError.
+  Downloads the data set to `data_dir` (None: TFDS's default) if needed. Raises TfdsError.
   """
   import_tensorflow()
   import tensorflow_datasets as tfds
@@ -32,5 +32,5 @@ def open_split(name: str, split: str, data_dir: str | None):
     builder = tfds.builder(name, data_dir=data_dir)
     builder.download_and_prepare()
     return builder.as_dataset(split=split, shuffle_files=False), builder.info
-  except Exception as error:  # TFDS raises many kinds, over many lines
+  except Exception as error:  # TFDS raises many types, with long messages
     raise TfdsError(f"{type(error).__name__}: {first_line(error):.300}") from None

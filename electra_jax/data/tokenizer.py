@@ -2,7 +2,7 @@
 
 WordPiece uses `tokenizers` with BERT's normaliser and splitting; unigram and BPE use
 `sentencepiece`; `vocabulary` trains them. Text never produces a special id: a literal "[MASK]" in a
-document is punctuation and a word. Special ids are looked up by name in the vocabulary.
+document is encoded as punctuation and a word.
 """
 
 import abc
@@ -26,7 +26,7 @@ SPECIAL_NAMES = {
 }
 FILES = {"wordpiece": "vocab.txt", "tokenizer.json": "tokenizer.json", "sentencepiece": "spm.model"}
 
-UNKNOWN = "\U00010380"  # a letter of Ugaritic, in hardly any vocabulary
+UNKNOWN = "\U00010380"  # an Ugaritic letter, which hardly any vocabulary has
 MAX_WORD_CHARS = 100  # as in Hugging Face's BERT; 200 in the original
 CACHE_ENTRIES = 1 << 16  # units with cached ids, about 10 MB
 CACHE_CHARS = 40  # of the longest cached unit
@@ -43,16 +43,16 @@ Spans = tuple[list[int], list[tuple[int, int]]]  # ids, and the characters [star
 
 @dataclasses.dataclass(frozen=True)
 class Vocab:
-  """The metadata of a vocabulary; `dataclasses.asdict` of it is JSON.
+  """The metadata of a vocabulary; `dataclasses.asdict(vocab)` is JSON.
 
-  Text never produces the `special_ids`, and they are never masked: pad, cls, sep, mask and all
-  others that the file marks as special, sorted. [UNK] stands for text and is not among them.
+  `special_ids` are pad, cls, sep, mask and all others that the file marks as special, sorted. Text
+  never produces them, and they are never masked. They exclude [UNK], which stands for text.
   """
 
   kind: str  # 'wordpiece' (vocab.txt), 'tokenizer.json' or 'sentencepiece'
   file: str  # its name in the folder of shards
-  lowercase: bool | None  # None for other kinds: the file decides
-  strip_accents: bool | None  # removes marks, as BERT does where it lower-cases; None likewise
+  lowercase: bool | None  # None: defined by the file, for kinds other than wordpiece
+  strip_accents: bool | None  # whether nonspacing marks are removed; None as above
   size: int  # number of ids; every id is below it
   hash: str  # SHA-256 of the file, hexadecimal
   pad: int
@@ -65,7 +65,7 @@ class Vocab:
   @classmethod
   def from_json(cls, content: Mapping) -> "Vocab":
     """Returns the vocabulary from the JSON of its `dataclasses.asdict`."""
-    earlier = {"strip_accents": content.get("lowercase")}  # version 0.1 knew one rule for both
+    earlier = {"strip_accents": content.get("lowercase")}  # 0.1 had one rule for both
     return cls(**earlier | content | {"special_ids": tuple(content["special_ids"])})
 
 
@@ -74,10 +74,10 @@ def load(
 ) -> "Tokenizer":
   """Loads the tokenizer of a vocab.txt, a tokenizer.json or a SentencePiece .model.
 
-  The rules are for a vocab.txt; strip_accents=None is BERT's: where it lower-cases.
+  `lowercase` and `strip_accents` (None: as `lowercase`, BERT's rule) apply to a vocab.txt only.
 
   Raises:
-    VocabError: the file cannot be read, is none of the three, or lacks a special token.
+    VocabError: the file cannot be read, has another format, or lacks a special token.
   """
   path = Path(path)
   if not path.is_file():
@@ -88,7 +88,7 @@ def load(
     return _load_json(path)
   if path.suffix == ".model":
     return SentencePiece(path)
-  raise VocabError(f"{path}: a vocabulary must be a .txt, .json or .model file")
+  raise VocabError(f"{path}: the vocabulary must be a .txt, .json or .model file")
 
 
 def load_from(folder: str | os.PathLike, vocab: Vocab) -> "Tokenizer":
@@ -117,7 +117,7 @@ class Tokenizer(abc.ABC):
     ]
 
   def encode_offsets(self, texts: Sequence[str]) -> list[Spans]:
-    """Returns the ids of each text and their characters [start, end) without outer spaces."""
+    """Returns the ids of each text and their character spans [start, end), without outer spaces."""
     special, found = set(self.vocab.special_ids), self._encode_offsets(texts)
     return [
       spans if special.isdisjoint(spans[0]) else self._cut(text)
@@ -131,9 +131,9 @@ class Tokenizer(abc.ABC):
     return alone != after_space
 
   def spaced(self, text: str, parts: Sequence[str]) -> Sequence[str]:
-    """Returns consecutive parts of a text, to be encoded one by one.
+    """Prepares consecutive parts of a text for encoding one by one.
 
-    If the vocabulary keeps spaces, a part that follows a space or a line end begins with a space.
+    If the vocabulary keeps spaces, a part after white space gets a leading space.
     """
     if not self.keeps_spaces:
       return parts
@@ -147,18 +147,18 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of each text, in which the name of a special token may be its id."""
+    """Encodes texts; the name of a special token may become its id."""
 
   @abc.abstractmethod
   def _encode_offsets(self, texts: Sequence[str]) -> list[Spans]:
-    """Returns what `encode_offsets` does, in which the name of a special token may be its id."""
+    """Encodes texts with spans; the name of a special token may become its id."""
 
   def _cut(self, text: str) -> Spans:
-    """Encodes a text with names of special tokens: cut after their first characters."""
+    """Encodes a text after cutting each name of a special token behind its first character."""
     special, [(ids, spans)] = set(self.vocab.special_ids), self._encode_offsets([text])
     named = [span for i, span in zip(ids, spans, strict=True) if i in special]
     cuts = sorted({start + 1 for start, end in named if end - start > 1})
-    if not cuts:  # a name of one character cannot be cut
+    if not cuts:  # a one-character name cannot be cut
       return [self.vocab.unk if i in special else i for i in ids], spans
     result = [], []
     for begin, end in itertools.pairwise([0, *cuts, len(text)]):
@@ -177,7 +177,7 @@ class Tokenizer(abc.ABC):
 
 
 class HuggingFace(Tokenizer):
-  """A tokenizer of the `tokenizers` library, `engine`."""
+  """A tokenizer whose `engine` is from the `tokenizers` library."""
 
   def __init__(self, path: Path, engine, kind: str, special_ids: Iterable[int] = (), **rules):
     self.path, self._engine = path, engine
@@ -198,7 +198,7 @@ class HuggingFace(Tokenizer):
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
     if not self._by_word:
       return self._encode_texts(texts)
-    cache = self._cache  # most words repeat: caching their ids is three times faster
+    cache = self._cache  # most words repeat: the cache makes encoding three times faster
     if len(cache) > CACHE_ENTRIES:
       cache.clear()
     split = list(map(_UNITS.findall, texts))
@@ -230,7 +230,7 @@ class HuggingFace(Tokenizer):
 
 
 def read_pieces(path: Path) -> list[str]:
-  """Returns the lines of a vocab.txt; raises VocabError if it is not text, or empty."""
+  """Returns the lines of a vocab.txt; raises VocabError if it is empty or not text."""
   try:
     # Not `splitlines`, as in BERT: a piece may be a character that Unicode treats as a line end.
     pieces = path.read_bytes().decode("utf-8-sig").split("\n")
@@ -245,7 +245,7 @@ def read_pieces(path: Path) -> list[str]:
 
 
 def _load_pieces(path: Path, lowercase: bool, strip_accents: bool) -> HuggingFace:
-  """Loads BERT's tokenizer over a vocab.txt: a piece on each line, its id is the line from 0."""
+  """Loads BERT's tokenizer from a vocab.txt: one piece per line, with the line number as id."""
   ids = {piece: i for i, piece in enumerate(read_pieces(path))}
   unk = next((name for name in SPECIAL_NAMES["unk"] if name in ids), "[UNK]")
   engine = bert_engine(ids, unk, lowercase, strip_accents)
@@ -262,7 +262,7 @@ def _load_json(path: Path) -> HuggingFace:
     raise VocabError(f"{path}: not a tokenizer.json ({first_line(error)})") from None
   engine.no_padding()
   engine.no_truncation()
-  engine.encode_special_tokens = True  # the name of a special token in a text is plain text
+  engine.encode_special_tokens = True  # a special token's name in a text is plain text
   try:
     engine.encode(UNKNOWN)
   except Exception as error:
@@ -295,7 +295,7 @@ class SentencePiece(Tokenizer):
     return [(e["ids"], _trimmed(t, e["offsets"])) for t, e in zip(texts, found, strict=True)]
 
   def decode(self, ids: Sequence[int]) -> str:
-    # The library drops control tokens: they are put back between the runs of text.
+    # The library drops control tokens, so they are put back between the runs of text.
     special, parts = set(self.vocab.special_ids), []
     for is_special, run in itertools.groupby(map(int, ids), special.__contains__):
       if is_special:
@@ -306,14 +306,14 @@ class SentencePiece(Tokenizer):
 
 
 def bert_engine(ids: dict[str, int], unk: str, lowercase: bool, strip_accents: bool):
-  """Returns BERT's tokenizer over `ids`."""
+  """Returns BERT's tokenizer with the vocabulary `ids`."""
   from tokenizers import Tokenizer as Engine
   from tokenizers import decoders, models, normalizers, pre_tokenizers
 
   engine = Engine(
     models.WordPiece(vocab=ids, unk_token=unk, max_input_chars_per_word=MAX_WORD_CHARS)
   )
-  strips = None if strip_accents == lowercase else strip_accents  # None: BERT's, as files say it
+  strips = None if strip_accents == lowercase else strip_accents  # None: BERT's rule
   engine.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strips)
   engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   engine.decoder = decoders.WordPiece()

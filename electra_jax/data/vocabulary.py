@@ -1,6 +1,6 @@
-"""The vocabulary of a build: a copy of a file, or one that is trained on a sample of the text.
+"""The vocabulary of a build: copied from a file, or trained on a sample of the text.
 
-WordPiece is trained by `tokenizers`, unigram and BPE by `sentencepiece`.
+`tokenizers` trains WordPiece; `sentencepiece` trains unigram and BPE.
 """
 
 import heapq
@@ -22,40 +22,40 @@ from electra_jax.runtime.terminal import log_console
 from electra_jax.runtime.workdir import replacing
 
 KINDS = ("wordpiece", "unigram", "bpe")
-COVERAGE = 0.9995  # share of the text in characters that a trained vocabulary knows
-# Limits of WordPiece's characters (BERT's vocabulary has about 1000, in two forms).
+COVERAGE = 0.9995  # share of the text's characters that a trained vocabulary covers
+# Limits of a WordPiece alphabet (BERT's has about 1000 characters, in two forms).
 MAX_ALPHABET = 1000
 MIN_ALPHABET = 64
-MAX_REPEATS = 10_000  # at most, of a word in one text, for WordPiece's trainer
-MAX_LINE_CHARS = 1000  # at most, of a line, for SentencePiece's trainer
+MAX_REPEATS = 10_000  # maximum, of a word in one text for the WordPiece trainer
+MAX_LINE_CHARS = 1000  # maximum, for the SentencePiece trainer
 
 
 def load_given(config: ConfigDict) -> tokenizer.Tokenizer:
   """Loads the file `data.vocab`.
 
-  Raises ValueError if it has entries twice, drops unknown text, or has its own rules for accents
-  although `strip_accents` is set.
+  Raises ValueError if it has duplicate entries or drops unknown text, or if `strip_accents` is set
+  for a file that defines its normalisation.
   """
   data = config.data
   if data.vocab.endswith(".txt"):
     counts = Counter(tokenizer.read_pieces(Path(data.vocab)))
     if twice := [piece for piece, n in counts.items() if n > 1]:
-      raise ValueError(f"{data.vocab} has {len(twice)} entries twice, the first is {twice[0]!r}")
+      raise ValueError(f"{data.vocab} has {len(twice)} duplicate entries, first {twice[0]!r}")
   loaded = tokenizer.load(data.vocab, data.lowercase, data.strip_accents)
   if data.strip_accents is not None and loaded.vocab.kind != "wordpiece":
     raise VocabError(
-      f"config.data.strip_accents={data.strip_accents}: {data.vocab} has its own rules, leave it"
+      f"leave config.data.strip_accents unset: {data.vocab} defines its normalisation"
     )
   if loaded.vocab.kind == "tokenizer.json" and loaded.encode_batch([tokenizer.UNKNOWN]) == [[]]:
     if json.loads(loaded.engine_json())["model"].get("unk_token", "") is None:
       raise VocabError(
-        f"{data.vocab} drops text that it does not know: give its model an unk_token, such as [UNK]"
+        f"{data.vocab} drops unknown text: give its model an unk_token, such as [UNK]"
       )
   return loaded
 
 
 def given(config: ConfigDict, folder: Path) -> Vocab:
-  """Copies the file `data.vocab` to a folder and returns its vocabulary; raises as `load_given`."""
+  """Copies the file `data.vocab` to a folder and returns its metadata; raises as `load_given`."""
   data, loaded = config.data, load_given(config)
   loaded.save(folder)
   if data.strip_accents is None and loaded.vocab.strip_accents:
@@ -63,7 +63,7 @@ def given(config: ConfigDict, folder: Path) -> Vocab:
     if (count := sum(map(_has_accents, pieces))) > 0.01 * len(pieces):
       print_line(
         f"note: {data.vocab} has {count:,} entries with accents, which BERT's rule strips"
-        " from text: set config.data.strip_accents=false if they were kept when it was trained"
+        " from text; set config.data.strip_accents=false if it was trained with accents"
       )
   return loaded.vocab
 
@@ -90,9 +90,9 @@ def trained(config: ConfigDict, texts: list[str], folder: Path) -> Vocab:
 
 
 def sample(texts: Iterable[TextChunk], most_bytes: int) -> list[TextChunk]:
-  """Returns texts of at most `most_bytes` in total, sampled evenly from the stream by their hash.
+  """Returns texts of at most `most_bytes` in total, sampled uniformly from the stream by hash.
 
-  If even one text is too long, its beginning is returned.
+  If even one text is too long, returns its beginning.
   """
   heap: list[tuple[float, int, TextChunk]] = []  # the largest draw on top
   size = 0
@@ -112,19 +112,19 @@ def sample(texts: Iterable[TextChunk], most_bytes: int) -> list[TextChunk]:
 def train(
   kind: str, texts: Iterable[str], *, size: int, path: Path, lowercase=True, strip_accents=False
 ) -> Tokenizer:
-  """Trains a vocabulary of at most `size` ids, writes it to `path`, returns its tokenizer.
+  """Trains a vocabulary of at most `size` ids, writes it to `path` and returns its tokenizer.
 
   The same texts in the same order give the same bytes on any number of cores.
 
   Args:
     kind: 'wordpiece' (merges by count, as `tokenizers` does), 'unigram' or 'bpe' (SentencePiece).
     texts: lines. WordPiece keeps the distinct words in memory; SentencePiece keeps all text.
-    size: ids, special tokens included. SentencePiece reaches it exactly or raises.
+    size: number of ids, special tokens included. SentencePiece reaches it exactly or raises.
     lowercase: lower-cases (wordpiece) or folds case with NFKC (unigram, bpe).
-    strip_accents: for wordpiece only: removes all nonspacing marks, the vowels of Hindi among them.
+    strip_accents: removes all nonspacing marks, including the vowels of Hindi; wordpiece only.
 
   Raises:
-    VocabError: the kind is unknown or keeps accents, or there is too little text for the size.
+    VocabError: the kind is unknown or cannot strip accents, or there is too little text.
   """
   check_accents(kind, strip_accents)
   if kind == "wordpiece":
@@ -138,9 +138,9 @@ def train(
 
 
 def check_accents(kind: str, strip_accents: bool | None) -> None:
-  """Raises VocabError if a kind of vocabulary to train cannot strip accents, and is asked to."""
+  """Raises VocabError if accents are to be stripped but a kind of vocabulary cannot."""
   if kind in KINDS[1:] and strip_accents:
-    raise VocabError(f"data.strip_accents=True is for wordpiece: SentencePiece keeps them ({kind})")
+    raise VocabError(f"data.strip_accents=True needs data.vocab=wordpiece, not {kind}")
 
 
 def _train_wordpiece(texts: Iterable[str], size: int, path: Path, engine):
@@ -157,8 +157,8 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, engine):
       f"data.vocab_size={size} is too small for {len(names)} special tokens and {len(alphabet)} "
       f"characters with their {len(inner)} word-internal forms"
     )
-  # The trainer numbers word-internal characters in the order of a randomly seeded hash map, and
-  # breaks ties between merges by number. Listing them makes training deterministic.
+  # The trainer numbers word-internal characters in the order of a randomly seeded hash map and
+  # breaks ties between merges by number. Listing these characters makes training deterministic.
   trainer = trainers.WordPieceTrainer(
     vocab_size=size,
     special_tokens=names + inner,
@@ -166,13 +166,13 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, engine):
     limit_alphabet=len(alphabet),
     show_progress=False,
   )
-  engine.train_from_iterator(_repeated(words), trainer)  # only the counts of words matter
+  engine.train_from_iterator(_repeated(words), trainer)  # only word counts matter
   ids = engine.get_vocab(with_added_tokens=True)
   path.write_text("".join(f"{piece}\n" for piece in sorted(ids, key=ids.get)), encoding="utf-8")
 
 
 def _repeated(words: Counter[str]) -> Iterator[str]:
-  """Yields each word as often as it occurs, at most MAX_REPEATS times in one text."""
+  """Yields texts that repeat each word as often as it occurs, at most MAX_REPEATS per text."""
   for word in sorted(words):
     for start in range(0, words[word], MAX_REPEATS):
       yield " ".join([word] * min(MAX_REPEATS, words[word] - start))
@@ -181,7 +181,7 @@ def _repeated(words: Counter[str]) -> Iterator[str]:
 def _alphabet(words: Counter[str], engine, size: int) -> list[str]:
   """Returns the most frequent characters of the normalised words, in code point order.
 
-  An eighth of the `size`, or up to a third where COVERAGE needs more, as in Chinese.
+  The alphabet has size / 8 characters, or up to size / 3 if COVERAGE needs more, as for Chinese.
   """
   counts: Counter[str] = Counter()
   for word, count in words.items():
@@ -196,7 +196,7 @@ def _alphabet(words: Counter[str], engine, size: int) -> list[str]:
 
 
 def _is_inside_words(char: str, engine) -> bool:
-  """Returns True if BERT's splitting can leave `char` inside a word."""
+  """Returns whether BERT's pre-tokenizer can leave `char` inside a word."""
   text = engine.normalizer.normalize_str(f"a{char}a")
   return len(engine.pre_tokenizer.pre_tokenize_str(text)) == 1
 
@@ -234,7 +234,7 @@ def _train_sentencepiece(kind: str, texts: Iterable[str], size: int, path: Path,
 
 
 def _bounded(text: str) -> Iterator[str]:
-  """Splits `text` at spaces: the trainer drops lines above 4192 bytes."""
+  """Splits `text` at spaces, because the trainer drops lines above 4192 bytes."""
   while len(text) > MAX_LINE_CHARS:
     cut = text.rfind(" ", 1, MAX_LINE_CHARS)
     cut = MAX_LINE_CHARS if cut < 0 else cut

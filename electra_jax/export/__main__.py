@@ -1,4 +1,4 @@
-"""`python -m electra_jax.export` is the command export, see commands/export.py."""
+"""`python -m electra_jax.export` runs the command `export`; see commands/export.py."""
 
 from electra_jax.commands import cli
 

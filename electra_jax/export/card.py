@@ -1,4 +1,4 @@
-"""The README.md of an exported network: its size, its training, and the calls that open it."""
+"""The README.md of an exported network: its size, its training, and code that loads it."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from electra_jax.interop import hub, huggingface
 from electra_jax.interop.huggingface import FLOAT32, Storage
 from electra_jax.interop.sources import Network, Source
 
-# {the end of a class's name: the pipeline of transformers that takes its networks}
+# {suffix of a class's name: its pipeline in transformers}
 PIPELINES = {
   "MaskedLM": "fill-mask",
   "SequenceClassification": "text-classification",
@@ -25,7 +25,7 @@ def model_card(
   *,
   repo: str | None = None,
 ) -> str:
-  """Returns the README.md of an exported network, or of the Hub's `repo` with it in a folder."""
+  """Returns the README.md of an exported network, or of the Hub's `repo` that contains it."""
   config, heldout = source.card.get("config"), source.card.get("heldout") or {}
   family = huggingface.family_of(network.cfg)
   head = family.classes[network.head]
@@ -79,7 +79,7 @@ def model_card(
 def _calls(
   role: str, kind: str, is_finetuned: bool, has_tokenizer: bool, is_pooled: bool, repo: str | None
 ) -> list[str]:
-  """Returns lines of Python that open a folder's network, of a class of transformers."""
+  """Returns lines of Python that load a folder's network, of class `kind` in transformers."""
   purpose = kind.partition("For")[2]
   name = f'f"{{folder}}/{role}"' if repo else f'"{role}"'
   calls = {"AutoModel": f"encoder = AutoModel.from_pretrained({name})"}

@@ -1,4 +1,4 @@
-"""Exports of networks: see electra_jax.export. `interop.huggingface` makes their config.json."""
+"""Writes exports of networks, and compares them with transformers and onnxruntime."""
 
 import dataclasses
 import functools
@@ -33,14 +33,14 @@ from electra_jax.runtime import bucket, parallel
 from electra_jax.runtime.checkpoint import FOLDER, steps_on_disk
 from electra_jax.runtime.workdir import new_folder
 
-# How much float32 logits may differ, as the two libraries sum in different orders: this share of
-# their standard deviation (small and base networks: at most 7e-6; with GELU by tanh: 8e-4) or, if
-# they are nearly the same, this share of the largest.
+# Allowed difference of float32 logits, as libraries sum in different orders: a share of their
+# standard deviation (measured: up to 7e-6; 8e-4 with the wrong GELU, by tanh) or, if all logits are
+# nearly equal, a share of the largest.
 TOLERANCE, ROUNDING = 5e-5, 1e-5
 
 
 def logits(network: Network, batch: Batch) -> np.ndarray:
-  """Returns the float32 logits of a network's head, [B, L], [B, L, V or C] or, for texts, [B, C].
+  """Returns the float32 logits of a network's head: [B, L], [B, L, V or C], or [B, C] for texts.
 
   Without a head, returns the states [B, L, D].
   """
@@ -56,11 +56,11 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
 
 
 def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | None]:
-  """Returns a fine-tuned network with its task's head, as Hugging Face's class has it.
+  """Returns a fine-tuned network with its task's head in the form of Hugging Face's class.
 
   Returns:
-    The network, without the head if Hugging Face has no equivalent; the names of the classes, () if
-    there are none; the factor from the logit to the label, None unless the label is a number.
+    The network, without the head if Hugging Face has no equivalent; the class names or (); the
+    factor from the logit to the label, None unless the label is a number.
   """
   network, finetuned = source.networks["discriminator"], source.finetuned
   info = TaskInfo.from_json(finetuned.info)
@@ -73,7 +73,7 @@ def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | No
 
 
 def trained_pooling(source: Source) -> str | None:
-  """Returns the pooling of a network that was fine-tuned to embed texts, None for others."""
+  """Returns the pooling of a network fine-tuned to embed texts, else None."""
   if not source.finetuned:
     return None
   info = TaskInfo.from_json(source.finetuned.info)
@@ -81,7 +81,7 @@ def trained_pooling(source: Source) -> str | None:
 
 
 def in_unit(network: Network, unit: float) -> Network:
-  """Returns a network with a task's head, whose last layer is multiplied by `unit`."""
+  """Returns the network with the last layer of its task head multiplied by `unit`."""
   head, last = network.weights[network.head], EXPORT_FORMS[network.head].layers.last
   scaled = jax.tree.map(lambda x: np.asarray(x) * np.float32(unit), head[last])
   weights = {**network.weights, network.head: {**head, last: scaled}}
@@ -89,7 +89,7 @@ def in_unit(network: Network, unit: float) -> Network:
 
 
 def rounded(network: Network, dtype: str) -> Network:
-  """Returns a network with its weights rounded to a dtype, as float32."""
+  """Returns the network with weights rounded to a dtype, in float32."""
   weights = jax.tree.map(
     lambda x: np.asarray(x, jnp.dtype(dtype)).astype(np.float32), network.weights
   )
@@ -97,9 +97,9 @@ def rounded(network: Network, dtype: str) -> Network:
 
 
 def lengths(cfg: TransformerConfig) -> list[int]:
-  """Returns the lengths of text at which a network is compared with transformers.
+  """Returns the text lengths at which a network is compared with transformers.
 
-  They are 128 tokens, 600, and two windows if that is more; at most 1,024 and the positions.
+  128 and 600 tokens, and two windows if longer; at most 1,024 and the number of positions.
 
   >>> lengths(TransformerConfig(9, 8, 8, 1, 1, 8, 8192, window=400))
   [128, 600, 800]
@@ -109,7 +109,7 @@ def lengths(cfg: TransformerConfig) -> list[int]:
 
 
 def real_text(tokens: Tokenizer, length: int) -> Batch:
-  """Returns two to eight rows of Python's own documentation, of at most `length` tokens."""
+  """Returns two to eight rows of Python's documentation, of at most `length` tokens."""
   vocab, count = tokens.vocab, min(8, max(2, 1024 // length))
   topics = sorted(pydoc_data.topics.topics.values(), key=len)[-count:]
   encoded = tokens.encode_batch([topic[: 16 * length] for topic in topics])
@@ -121,26 +121,26 @@ def real_text(tokens: Tokenizer, length: int) -> Batch:
 
 
 def without_padding(logits: np.ndarray, head: str | None, batch: Batch) -> np.ndarray:
-  """Returns a head's logits, or a difference, of the tokens or, pooled, of the texts."""
+  """Drops padding from a head's logits or their differences, unless they are pooled."""
   form = EXPORT_FORMS.get(head)
   return logits if form is not None and form.is_pooled else logits[batch.padding_mask]
 
 
 def largest(logits: np.ndarray, head: str | None, batch: Batch) -> float:
-  """Returns the largest absolute value of a head's logits, or of a difference, without padding."""
+  """Returns the largest absolute value of a head's logits or differences, without padding."""
   return float(np.abs(without_padding(logits, head, batch)).max())
 
 
 def check_parity(
   folder: Path, head: str | None, batch: Batch, ours: np.ndarray, library: str = "transformers"
 ) -> float:
-  """Returns the largest difference of our logits from a library's, padding excluded.
+  """Returns the largest difference between our logits and a library's, padding excluded.
 
   Args:
     library: transformers or onnxruntime.
 
   Raises:
-    ExchangeError: it is above TOLERANCE of their standard deviation and ROUNDING of the largest.
+    ExchangeError: it exceeds TOLERANCE x their standard deviation and ROUNDING x the largest.
   """
   compute = onnx.outputs if library == "onnxruntime" else huggingface.torch_outputs
   difference = largest(ours - compute(folder, head, batch), head, batch)
@@ -148,9 +148,9 @@ def check_parity(
   tolerance = max(TOLERANCE * spread, ROUNDING * largest(ours, head, batch))
   if not difference <= tolerance:
     raise ExchangeError(
-      f"logits of {folder.name} here and in {library} differ by up to {difference:.2g} on"
-      f" {batch.ids.shape[1]} tokens, above the tolerance {tolerance:.2g}, as they have a standard"
-      f" deviation of {spread:.2g}; nothing was exported"
+      f"nothing exported: logits of {folder.name} differ from {library} by {difference:.2g} on"
+      f" {batch.ids.shape[1]} tokens, above the tolerance {tolerance:.2g} (their standard deviation"
+      f" is {spread:.2g})"
     )
   return difference
 
@@ -160,7 +160,7 @@ def export_hf(source: Source, out: Path, console: Console, storage: Storage = FL
   networks, reason, left_out = dict(source.networks), None, list(source.left_out)
   if trained := trained_pooling(source):
     if storage.pooling not in (None, trained):
-      raise ExchangeError(f"pooling={storage.pooling}: the network was trained with {trained}")
+      raise ExchangeError(f"pooling={storage.pooling} differs from training: leave it out")
     storage = storage._replace(pooling=trained)
   folders: dict[str, Network] = {}
   if {"discriminator", "generator"} <= networks.keys():
@@ -174,7 +174,7 @@ def export_hf(source: Source, out: Path, console: Console, storage: Storage = FL
     if source.finetuned or (head in family.classes and not family.is_shared(head)):
       folders[role] = network
       continue
-    # A head whose class fine-tuned networks have too would stay in the way of theirs.
+    # A head whose class is also for fine-tuning would be loaded as the new task's head.
     folders[role] = network.without_head()
     if head in family.classes:
       folders[sources.DETECTOR] = network
@@ -187,25 +187,25 @@ def export_hf(source: Source, out: Path, console: Console, storage: Storage = FL
   if reason:
     console.print(f"not exported: the generator: {reason}")
   for what in left_out:
-    console.print(f"not exported: {what} (not read, or Hugging Face has no class for it)")
+    console.print(f"not exported: {what} (not read, or without a class in Hugging Face)")
 
 
 def _write_hf(
   folder: Path, network: Network, source: Source, console: Console, storage: Storage
 ) -> None:
-  """Writes a network to a new folder named as its role, checks its logits and prints the result."""
+  """Writes a network to a new folder named after its role, checks it and prints the result."""
   role, tokens, family = folder.name, source.tokenizer, huggingface.family_of(network.cfg)
   others, labels, unit = {}, (), None
   if source.finetuned:
     network, labels, unit = with_task_head(source)
   written = network if unit is None else in_unit(network, unit)
   others |= label_fields(labels)
-  # A generator alone is a masked language model, whatever it served.
+  # A generator alone is a masked language model.
   if role != "generator" and (trained := source.training) is not None:
     others[huggingface.TRAINING] = trained
   if tokens:
     others |= {field: getattr(tokens.vocab, x) for field, x in family.token_ids.items()}
-  if unit is not None:  # then transformers' pipelines leave the logit as it is
+  if unit is not None:  # so that pipelines of transformers return the logit
     others["problem_type"] = "regression"
   folder.mkdir()
   pad = tokens.vocab.pad if tokens else 0
@@ -217,13 +217,13 @@ def _write_hf(
   embeds = trained_pooling(source) is not None
   if storage.pooling and role == source.main:
     if not has_tokenizer:
-      raise ExchangeError("pooling needs a tokenizer that AutoTokenizer reads; export without it")
+      raise ExchangeError("leave out pooling: AutoTokenizer does not support the tokenizer")
     width = network.cfg.hidden_size
     huggingface.save_sentence_transformer(folder, width, storage.pooling, normalize=embeds)
   if tokens and not has_tokenizer:
     tokens.save(folder)
     kind, file = tokens.vocab.kind, tokens.vocab.file
-    console.print(f"{role}: no AutoTokenizer for this {kind}, exported {file}")
+    console.print(f"{role}: AutoTokenizer does not support this {kind}; exported {file}")
   card = functools.partial(model_card, role, network, source, has_tokenizer, storage)
   (folder / "README.md").write_text(card())
   if storage.repo and role == source.main:
@@ -236,15 +236,15 @@ def _write_hf(
   if source.finetuned and network.head is None and not embeds:
     task = source.finetuned.info
     console.print(
-      f"{role}: Hugging Face has no such head for {task['kind']} ({task['head']['arguments']}):"
-      " exported only the encoder"
+      f"{role}: exported only the encoder: Hugging Face has no head for {task['kind']} with"
+      f" {task['head']['arguments']}"
     )
 
 
 def _compare(
   folder: Path, network: Network, written: Network, source: Source, unit: float | None, dtype: str
 ) -> str:
-  """Checks the logits of a written network, and returns their differences in words."""
+  """Checks the logits of a written network and describes the differences."""
   lacking = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
   is_there = not lacking
   is_rounded, role, head = dtype != "float32", folder.name, network.head
@@ -264,18 +264,18 @@ def _compare(
       sizes.append(largest(exact, head, batch))
   if is_there:
     compared = " and ".join(map(str, lengths(network.cfg)))
-    line = f"max |difference of logits| against transformers {max(differences):.1e} on real text"
+    line = f"logits within {max(differences):.1e} of transformers on real text"
     line += f" of {compared} tokens{'' if unit is None else ', in the unit of the labels'}"
   if is_rounded:
-    line += f"; rounding to {dtype} changed logits of up to {max(sizes):.2g}"
-    line += f" by up to {max(changes):.1e}"
+    line += f"; rounding to {dtype} changed logits by up to {max(changes):.1e}"
+    line += f" (largest logit {max(sizes):.2g})"
   return line
 
 
 def _write_onnx(folder: Path, network: Network, source: Source) -> str:
-  """Writes the model.onnx of a written network, checks it and returns its differences in words.
+  """Writes a network's model.onnx, checks it and describes the difference.
 
-  Two batches of other sizes show that it takes any; one exceeds what local layers attend to.
+  Checks two batches of different sizes, one longer than the window of local attention.
   """
   head, longest = network.head, max(128, 2 * network.cfg.window)
   batch = real_text(source.tokenizer, min(longest, network.cfg.max_positions))
@@ -290,9 +290,9 @@ def _write_onnx(folder: Path, network: Network, source: Source) -> str:
     )
   with (folder / "README.md").open("a") as card:
     card.write(
-      f"\n`{onnx.FILE}` is the same network for onnxruntime: {names}, any batch and length\n"
+      f"\n`{onnx.FILE}` is the same network for onnxruntime: {names}, any batch size and length\n"
     )
-  return f", against onnxruntime {difference:.1e}"
+  return f", within {difference:.1e} of onnxruntime"
 
 
 def _bytes(networks: Iterable[Network], dtype: str = "float32") -> int:
@@ -316,14 +316,14 @@ def run(
   """Exports the networks of a source to a new folder, as `write`.
 
   Args:
-    out: the folder, or a URL of gs:// or s3://, to which it is uploaded when it is complete.
-    path, heads: as `sources.open_source` takes them.
+    out: the folder, or a URL of gs:// or s3:// to which the complete folder is uploaded.
+    path, heads: as in `sources.open_source`.
     weights_license: for the model card.
     step: of a run, 0 for its start; None: the newest.
-    all_checkpoints: instead, each step of a run that has a checkpoint, and step 0, to a folder in
-      `out`: step-00000650.
-    push: ORG/NAME of a repository on the Hub, to which `out` goes in one commit.
-    overwrite: whether that replaces the repository's files.
+    all_checkpoints: export step 0 and every checkpoint of a run to folders in `out`, such as
+      step-00000650.
+    push: ORG/NAME of a repository on the Hub, to which `out` is pushed in one commit.
+    overwrite: whether a push replaces the repository's files.
   """
 
   def export(step: int | None, to: Path) -> None:
@@ -340,7 +340,7 @@ def run(
 
   with bucket.uploaded(out) as place:
     if place.exists():
-      raise ExchangeError(f"{out} exists: nothing is overwritten")
+      raise ExchangeError(f"{out} exists: choose another name")
     if push:
       hub.claim(push, overwrite)
     name = hub.pinned(path)
@@ -353,7 +353,7 @@ def run(
           except ValueError as error:
             if step or not sources.is_run(path):
               raise
-            console.print(f"not exported: step 0: {error}")  # what it began with may be gone
+            console.print(f"not exported: step 0: {error}")  # its initial weights may be gone
     else:
       export(step, place)
     if push:
@@ -361,7 +361,7 @@ def run(
         pushed = hub.push(place, push)
   console.print(f"exported to {out}")
   if push:
-    console.print(f"pushed to {pushed}, private unless you made it public")
+    console.print(f"pushed to {pushed} (private, unless made public)")
 
 
 def write(
@@ -380,19 +380,19 @@ def write(
   Args:
     out: a new folder.
     form: hf, onnx (hf with model.onnx) or orbax.
-    dtype, max_shard_mb: for hf: the dtype of the weights, and the size of a file in 10^6 bytes.
-    pooling: for hf: a key of `huggingface.POOLINGS`, sentence-transformers then reads the main
-      network; None: without.
-    repo: for hf: ORG/NAME on the Hub, whose model card is written.
+    dtype, max_shard_mb: for hf, the dtype of the weights, and the size of a file in 10^6 bytes.
+    pooling: for hf, a key of `huggingface.POOLINGS` to write the main network for
+      sentence-transformers, or None.
+    repo: for hf, ORG/NAME on the Hub, to write its model card.
 
   Raises:
-    ExchangeError, ValueError: `out` exists, the format cannot hold the networks, or onnx lacks a
-      package.
+    ExchangeError, ValueError: `out` exists, the format does not support the networks, or a package
+      for onnx is missing.
   """
   if form == "onnx":
     onnx.check_packages()
     if source.tokenizer is None:
-      raise ExchangeError("an ONNX export is checked on text: put the tokenizer beside the weights")
+      raise ExchangeError("an ONNX export needs a tokenizer: add it to the folder of the weights")
   with parallel.full_precision():
     if form == "orbax":
       export_orbax(source, out, console)
@@ -402,9 +402,9 @@ def write(
 
 
 def export_orbax(source: Source, out: Path, console: Console) -> None:
-  """Writes the discriminator for fine-tuning, and prints what is left out."""
+  """Writes the discriminator for fine-tuning and prints what is left out."""
   if "discriminator" not in source.networks:
-    raise ExchangeError("an orbax export needs a discriminator, and the source has none")
+    raise ExchangeError("an orbax export needs a discriminator, which the source does not have")
   needed = _bytes([source.networks["discriminator"]])
   with new_folder(out, needed) as folder, doing("writing"):
     sources.save_orbax(folder, source)

@@ -1,4 +1,4 @@
-"""Hugging Face's ELECTRA, and the names of the original's TF1 code."""
+"""Weight and field names of Hugging Face's ELECTRA and of the original TF1 code."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _LAYER = "electra.encoder.layer.{i}"
 
 
 def _rows(ours: str, hf: str, leaves: dict[str, tuple[str, str]], part: int | None) -> list[Row]:
-  """Returns the rows of a module; leaves are {ours: (Hugging Face's, TF1's)}."""
+  """Returns a module's rows; `leaves` is {our name: (Hugging Face's, TF1's)}."""
   scope = "{embeddings}" if hf.startswith("electra.embeddings.") else "{encoder}"
   tf = hf.replace("electra.", f"{scope}/").replace("layer.{i}", "layer_{i}").replace(".", "/")
   tf = tf.replace("dense_prediction", "dense_1")
@@ -50,14 +50,14 @@ TABLE: list[Row] = [
   *_dense("mlm_head/dense", "generator_predictions.dense"),
   *_norm("mlm_head/layer_norm", "generator_predictions.LayerNorm"),
   Row("mlm_head/bias", "generator_lm_head.bias", "generator_predictions/output_bias"),
-  # The original names the heads of fine-tuning after their tasks; they are not read from it.
+  # No TF1 names: the original names its fine-tuning heads after their tasks, and they are not read.
   *_dense("text_head/dense", "classifier.dense"),
   *_dense("text_head/out_proj", "classifier.out_proj"),
   *_dense("token_head/classifier", "classifier"),
   *_dense("span_head/qa_outputs", "qa_outputs"),
 ]
 
-# Fields of a network and their names in config.json, which has no others.
+# {field of a network: its name in config.json}; config.json has no others.
 FIELDS = {
   "vocab_size": "vocab_size",
   "embedding_size": "embedding_size",
@@ -71,16 +71,16 @@ FIELDS = {
   "init_stddev": "initializer_range",
   "layer_norm_eps": "layer_norm_eps",
 }
-# Fields of config.json with one value, in what is read and in what is written.
+# Fields of config.json with a fixed value.
 FIXED = {"hidden_act": "gelu", "type_vocab_size": 2}
-# The same, but only in what is read.
+# Fields of config.json that are checked but not written.
 READ_FIXED = {
   **FIXED, "is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"
 }  # fmt: skip
 
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
-  # How a network is computed and initialised, and what these layers and positions do not read.
+  # Compute and initialisation settings, and fields that this network does not read.
   unread = {"compute", "scaled_init"} | (set() if head == "rtd_head" else {"head_norm"})
   unread |= {"window", "local_rope_theta"} if cfg.global_every == 1 else set()
   unread |= {x for x in ("embedding_dropout", "ffn_dropout") if getattr(cfg, x) == cfg.dropout}
@@ -101,7 +101,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
 
 def _from_json(path: Path, content: Mapping) -> TransformerConfig:
   check_fixed(path, content, READ_FIXED)
-  # Missing rates and epsilon have ELECTRA's defaults, as in Hugging Face; sizes must be there.
+  # Missing rates and epsilon get ELECTRA's defaults, as in Hugging Face; sizes are required.
   return TransformerConfig(
     **{ours: content[theirs] for ours, theirs in FIELDS.items() if theirs in content}
   )

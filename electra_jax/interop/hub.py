@@ -1,6 +1,6 @@
-"""Networks on Hugging Face's Hub: a name as a local folder, and an export as a commit.
+"""Downloads networks from Hugging Face's Hub, and pushes exports to it.
 
-huggingface_hub does both, with its cache, its login and its variables (HF_HUB_OFFLINE, HF_TOKEN).
+Uses huggingface_hub, with its cache, its login and its variables (HF_HUB_OFFLINE, HF_TOKEN).
 """
 
 import re
@@ -17,21 +17,21 @@ from electra_jax.interop.weights import ExchangeError
 T = TypeVar("T")
 
 PREFIX, FORM = "hf://", "hf://ORG/NAME or hf://ORG/NAME@REVISION"
-WAITS = (1, 2, 4, 8, 16, 30)  # seconds before a request is made again
+WAITS = (1, 2, 4, 8, 16, 30)  # seconds before each retry of a request
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
-# What `sources` reads: networks, their tokenizers, an orbax export.
+# The files that `sources` reads: networks, their tokenizers, an orbax export.
 _FILES = ["config.json", "model*.safetensors", huggingface.INDEX, "tokenizer_config.json"]
 _FILES += [huggingface.ORIGINAL_TOKENIZER, *tokenizer.FILES.values()]
 PATTERNS = [
   f"{place}{x}" for place in ("", *(f"{x}/" for x in huggingface.FOLDERS)) for x in _FILES
 ]
 PATTERNS += [EXPORT_FILE, "params/*"]
-GIT_FILE = ".gitattributes"  # which the Hub makes in every repository
-LISTED = 8  # files in an error message
+GIT_FILE = ".gitattributes"  # the Hub adds it to every repository
+LISTED = 8  # maximum number of files in an error message
 
 
 def is_name(path: str | Path | None) -> bool:
-  """Returns whether a path is a name on the Hub; a Path makes one slash of two."""
+  """Returns whether a path is a name on the Hub; Path("hf://x") has one slash."""
   return str(path).startswith("hf:/")
 
 
@@ -42,22 +42,22 @@ def split(name: str | Path) -> tuple[str, str | None]:
   ('google/electra-small-discriminator', 'main')
 
   Raises:
-    ExchangeError: it is not of the form `FORM`.
+    ExchangeError: the name does not have the form `FORM`.
   """
   name = re.sub(r"^hf:/+", PREFIX, str(name))
   found = re.fullmatch(rf"{PREFIX}([\w.-]+/[\w.-]+)(?:@(.+))?", name)
   if not found:
-    raise ExchangeError(f"{name}: a network on the Hub is named {FORM}")
+    raise ExchangeError(f"{name}: write a network on the Hub as {FORM}")
   return found[1], found[2]
 
 
 def local(path: str | Path) -> Path:
-  """Returns the path, or for a name on the Hub its folder in the cache, which is named by a commit.
+  """Returns the path or, for a name on the Hub, its cache folder, which is named by the commit.
 
-  Only files that can be read here are fetched. A commit whose files are there is not asked for.
+  Fetches only files that `sources` reads, and makes no request for a commit in the cache.
 
   Raises:
-    ExchangeError: the Hub or the cache does not have the name, or not as safetensors.
+    ExchangeError: the Hub or the cache does not have the network, or not as safetensors.
   """
   if not is_name(path):
     return Path(path)
@@ -66,7 +66,7 @@ def local(path: str | Path) -> Path:
 
   class Bar(tqdm):
     def __init__(self, *args, **options):
-      super().__init__(*args, **{"disable": None} | options)  # None: on a terminal only
+      super().__init__(*args, **{"disable": None} | options)  # None: only on a terminal
 
   repo, revision = split(path)
   at = _ask(repo, lambda: HfApi().resolve_revision(repo, revision=revision), revision)
@@ -78,43 +78,43 @@ def local(path: str | Path) -> Path:
   if any(re.fullmatch(r"pytorch_model.*\.bin", file) for file in files):
     here = repo.partition("/")[2]
     raise ExchangeError(
-      f"{PREFIX}{repo} has its weights as pytorch_model.bin, not as safetensors; convert them once:"
+      f"{PREFIX}{repo} has pytorch_model.bin instead of safetensors; convert it once:"
       f" hf download {repo} --revision={folder.name} --exclude='*.h5' --exclude='*.msgpack'"
-      f" --local-dir={here} && {huggingface.conversion(folder, here)}; then name {here}"
+      f" --local-dir={here} && {huggingface.conversion(folder, here)}; then use {here}"
     )
   raise ExchangeError(
-    f"{PREFIX}{repo} has no {huggingface.WEIGHTS}, nor have its folders"
-    f" {', '.join(huggingface.FOLDERS)}; it has {_listed(files) or 'no files'}"
+    f"{PREFIX}{repo} has no {huggingface.WEIGHTS}, either in its root or in"
+    f" {', '.join(huggingface.FOLDERS)}; its files: {_listed(files) or 'none'}"
   )
 
 
 def pinned(path: str) -> str:
-  """Returns a name on the Hub with its commit, whose files it fetches; other paths as they are."""
+  """Returns a name on the Hub with its commit, after fetching it; other paths unchanged."""
   return f"{PREFIX}{split(path)[0]}@{local(path).name}" if is_name(path) else path
 
 
 def origin(card: Mapping) -> str | None:
-  """Returns the name on the Hub, with its commit, that a source's networks began from."""
+  """Returns the Hub name and commit from which a source's networks were initialised."""
   found = card.get("origin") or (card.get("config") or {}).get("init_from")
   return found if is_name(found) else None
 
 
 def claim(repo: str, overwrite: bool) -> None:
-  """Makes a private repository to push to, if it is not there.
+  """Creates a private repository to push to, unless it exists.
 
   Raises:
-    ExchangeError: nobody is logged in, it is somebody else's, or it has files that a push may not
-      overwrite.
+    ExchangeError: nobody is logged in, the token may not write, or the repository has files and
+      `overwrite` is False.
   """
   from huggingface_hub import HfApi, errors, get_token
 
   if split(f"{PREFIX}{repo}")[1]:
-    raise ExchangeError(f"{repo}: name the repository to push to as ORG/NAME")
+    raise ExchangeError(f"{repo}: write the repository to push to as ORG/NAME")
   if get_token() is None:
     raise ExchangeError(f"to push to {repo}, log in to the Hub: hf auth login")
 
   def make() -> list[str]:
-    try:  # a token may write to what is there, and not create
+    try:  # a token may have write access but not create repositories
       HfApi().auth_check(repo, write=True)
     except errors.RepositoryNotFoundError:
       HfApi().create_repo(repo, private=True)
@@ -123,15 +123,15 @@ def claim(repo: str, overwrite: bool) -> None:
   files = [x for x in _ask(repo, make) if x != GIT_FILE]
   if files and not overwrite:
     raise ExchangeError(
-      f"{PREFIX}{repo} has files ({_listed(files)}): give --overwrite to replace them all"
+      f"{PREFIX}{repo} has files ({_listed(files)}): use --overwrite to replace them all"
     )
 
 
 def push(folder: Path, repo: str) -> str:
-  """Replaces the files of a repository by a folder's in one commit; returns its name with that.
+  """Replaces a repository's files with a folder's in one commit; returns its name with the commit.
 
   Raises:
-    ExchangeError: the Hub refuses, or cannot be reached; the folder is as it was.
+    ExchangeError: the Hub rejects the commit, or cannot be reached.
   """
   from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -147,7 +147,7 @@ def push(folder: Path, repo: str) -> str:
     return f"{PREFIX}{repo}@{_ask(repo, commit)}"
   except ExchangeError as error:
     again = f"hf upload {repo} {folder} . --delete='*'"
-    raise ExchangeError(f"{error}; {folder} is complete, to push it again: {again}") from None
+    raise ExchangeError(f"{error}; {folder} is complete: to push it again, run {again}") from None
 
 
 def _listed(files: list[str]) -> str:
@@ -155,16 +155,16 @@ def _listed(files: list[str]) -> str:
 
 
 def _ask(repo: str, request: Callable[[], T], revision: str | None = None) -> T:
-  """Returns the result of a request to the Hub, which is made again where waiting may help.
+  """Returns the result of a request to the Hub, with retries after temporary failures.
 
   Raises:
-    ExchangeError: it fails; one line says what to do.
+    ExchangeError: the request fails; the message is one line that says what to do.
   """
   from huggingface_hub import constants, errors
 
   name, place = f"{PREFIX}{repo}", constants.ENDPOINT
   uncached = errors.RevisionResolutionError, errors.LocalEntryNotFoundError
-  # Xet's transfers raise RuntimeError; ValueError is about a name or a card.
+  # Xet transfers raise RuntimeError; invalid names and cards raise ValueError.
   known = (*uncached, errors.HTTPError, ConnectionError, RuntimeError, ValueError)
   for wait in (*WAITS, None):
     try:
@@ -182,11 +182,11 @@ def _ask(repo: str, request: Callable[[], T], revision: str | None = None) -> T:
   if isinstance(cause, errors.GatedRepoError):
     text = f"{name} is gated: ask for access at {place}/{repo}, then log in: hf auth login"
   elif isinstance(cause, errors.RepositoryNotFoundError) or status == 401:
-    text = f"{name} is not on the Hub, or private: check the name, or log in: hf auth login"
+    text = f"{name} is private or not on the Hub: check the name, or log in: hf auth login"
   elif isinstance(cause, errors.RevisionNotFoundError):
     text = f"{name} has no branch, tag or commit {revision}"
   elif status == 403:
-    text = f"{name} is somebody else's: name one of yours, or log in as its owner: hf auth login"
+    text = f"{name}: no write access: use another repository, or log in as its owner: hf auth login"
   elif status is not None or isinstance(cause, ValueError):
     text = f"{name}: {' '.join(str(cause).split())}"
   elif constants.HF_HUB_OFFLINE:

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face: config.json, weights and tokenizers of the families in FAMILIES."""
+"""Reads and writes Hugging Face folders: config.json, weights and tokenizers of FAMILIES."""
 
 import dataclasses
 import json
@@ -27,45 +27,45 @@ FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of exported tokenizers
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
 _BERTS = [f"{x}Tokenizer" for x in ("Bert", "DistilBert", "Electra")]
-# The values in tokenizer_config.json that do not change BERT's tokenizer.
+# {field of tokenizer_config.json: values that leave BERT's tokenizer unchanged}
 BERT_RULES = {
   "tokenizer_class": (None, TOKENIZER_CLASS, *_BERTS, *(f"{x}Fast" for x in _BERTS)),
   "tokenize_chinese_chars": (None, True),
   "do_basic_tokenize": (None, True),
   "never_split": (None, []),
 }
-TRAINING = "electra_jax"  # a field of config.json, `sources.Source.training`
-# Another field: {field of the network: value} for EXTRA_FIELDS that the other fields do not give.
+TRAINING = "electra_jax"  # the field of config.json for `sources.Source.training`
+# The field of config.json for EXTRA_FIELDS that the family's fields do not determine.
 NETWORK = "electra_jax_network"
-# The labels of a token classifier that detects: written here, earlier, and by default.
+# The labels of a detector: written now, written earlier, and the default.
 DETECTORS = ([*LABELS], ["REPLACED"], ["LABEL_0"])
 EXTRA_FIELDS = ("embedding_dropout", "ffn_dropout", "scaled_init")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-DETECTOR = "detector"  # the folder of a discriminator with its head, where the other is headless
-MASKED_LM = "masked_lm"  # the role of a discriminator with its second head, which predicts words
-FOLDERS = ("discriminator", DETECTOR, MASKED_LM, "generator")  # of an export's networks
-HEADER_BYTES = 128  # at most for a safetensors file, and for each tensor besides its name
+DETECTOR = "detector"  # the folder of a discriminator with its head, if `discriminator` has none
+MASKED_LM = "masked_lm"  # the role of a discriminator with its second, masked-LM head
+FOLDERS = ("discriminator", DETECTOR, MASKED_LM, "generator")  # of the networks of an export
+HEADER_BYTES = 128  # upper bound for a safetensors file, and for each tensor besides its name
 
 
-# {how the vector of a text is made of its tokens' states: its name in sentence-transformers}
+# {pooling of token states to a text's vector: its name in sentence-transformers}
 POOLINGS = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 
 
 class Storage(NamedTuple):
-  """How networks are written."""
+  """Options for writing networks."""
 
   dtype: str = "float32"  # or bfloat16
-  max_bytes: float = math.inf  # of a file, unless one tensor alone is larger
-  pooling: str | None = None  # a key of POOLINGS: sentence-transformers reads the main network
-  onnx: bool = False  # once more as model.onnx
-  repo: str | None = None  # on the Hub, for whose root a model card is written
+  max_bytes: float = math.inf  # of a file, unless a single tensor is larger
+  pooling: str | None = None  # a key of POOLINGS: writes the main network for sentence-transformers
+  onnx: bool = False  # also write model.onnx
+  repo: str | None = None  # on the Hub: write a model card for its root
 
 
 FLOAT32 = Storage()
 
 
 def family_of(cfg: TransformerConfig) -> Family:
-  """Returns the family that a network is written as."""
+  """Returns the family in which a network is written."""
   return next((family for family in FAMILIES.values() if family.holds(cfg)), ELECTRA)
 
 
@@ -76,10 +76,10 @@ def config_json(
   others: Mapping = MappingProxyType({}),
   dtype: str = "float32",
 ) -> dict:
-  """Returns the content of config.json, with the fields of `others`, which no network has.
+  """Returns the content of config.json, plus the fields of `others`.
 
   Raises:
-    ExchangeError: the family does not support a field of the network, or the head.
+    ExchangeError: the family does not support the head or a field of the network.
   """
   family = family_of(cfg)
   if head not in family.classes:
@@ -103,24 +103,24 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
   """Returns the family and the config of the network in a folder, and its head.
 
   Raises:
-    ExchangeError: the model belongs to no family in FAMILIES, or is an unsupported variant.
+    ExchangeError: the model is an unsupported variant, or of no family in FAMILIES.
   """
   path = Path(folder) / "config.json"
   try:
     c = json.loads(path.read_text())
     if c["model_type"] not in FAMILIES:
-      raise ExchangeError(f"{path}: model type {c['model_type']!r} is not {' or '.join(FAMILIES)}")
+      raise ExchangeError(f"{path}: model type {c['model_type']!r} must be {' or '.join(FAMILIES)}")
     family = FAMILIES[c["model_type"]]
     cfg = dataclasses.replace(family.from_json(path, c), **c.get(NETWORK, {}))
   except ExchangeError:
     raise
   except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
     raise ExchangeError(
-      f"{path}: no config of {' or '.join(FAMILIES)}: {type(error).__name__} {error}"
+      f"{path}: not a config of {' or '.join(FAMILIES)}: {type(error).__name__} {error}"
     ) from None
   kinds = c.get("architectures") or []
   found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
-  # Transformers' token classifier also tags for tasks: only a detector's labels make it a detector.
+  # A token classifier may also be a task's tagger: only its labels make it a detector.
   if list((c.get("id2label") or {}).values()) not in DETECTORS:
     found = [head for head in found if not family.is_shared(head)]
   return family, cfg, found[0] if found else None
@@ -135,7 +135,7 @@ def save(
   others: Mapping = MappingProxyType({}),
   storage: Storage = FLOAT32,
 ) -> None:
-  """Writes config.json and the safetensors, with an index if they are several, to a folder.
+  """Writes config.json and safetensors to a folder, with an index for several files.
 
   Raises:
     ExchangeError: as `config_json`, or a file cannot be written.
@@ -160,10 +160,10 @@ def save(
 
 
 def shards(tensors: Mapping[str, np.ndarray], max_bytes: float) -> list[dict[str, np.ndarray]]:
-  """Returns tensors, in their order, in groups of at most `max_bytes` in a file.
+  """Splits tensors, in order, into groups whose files have at most `max_bytes` each.
 
-  As in Hugging Face's libraries a larger tensor has a larger file to itself; there only the
-  tensors count, here the header does too, so that a file is never larger than said.
+  As in Hugging Face's libraries, a larger tensor gets a file to itself. Unlike there, the size
+  includes the header.
 
   >>> [list(x) for x in shards({n: np.zeros(500, np.int8) for n in "abc"}, 1500)]
   [['a', 'b'], ['c']]
@@ -182,9 +182,9 @@ def shards(tensors: Mapping[str, np.ndarray], max_bytes: float) -> list[dict[str
 def save_tokenizer(
   folder: Path, tokenizer: Tokenizer, max_tokens: int, token_types: bool = True
 ) -> bool:
-  """Writes the files with which AutoTokenizer gives the same ids; returns False if unsupported.
+  """Writes files for an AutoTokenizer with the same ids; returns False if unsupported.
 
-  As usual in Hugging Face, a special token's name in a text becomes that token.
+  As usual in Hugging Face, a special token's name in a text becomes the token.
   `sentencepiece_model.to_engine` lists the supported SentencePiece models.
   """
   from tokenizers import AddedToken, processors
@@ -208,7 +208,7 @@ def save_tokenizer(
     "model_input_names": ["input_ids", *types, "attention_mask"],
     **{f"{role}_token": name for role, name in names.items()},
   }
-  if vocab.kind == "tokenizer.json":  # the original bytes: shards and runs compare their hash
+  if vocab.kind == "tokenizer.json":  # the original bytes, whose hash shards and runs compare
     shutil.copyfile(tokenizer.path, folder / ORIGINAL_TOKENIZER)
   else:
     tokenizer.save(folder)
@@ -223,14 +223,14 @@ def save_tokenizer(
 def save_sentence_transformer(
   folder: Path, width: int, pooling: str, normalize: bool = False
 ) -> None:
-  """Writes beside a network and its tokenizer what makes the folder a SentenceTransformer.
+  """Adds files that make the folder of a network and its tokenizer a SentenceTransformer.
 
-  The names are those of sentence-transformers before version 6, which 6 reads too.
+  The names are from before sentence-transformers 6, which reads them, too.
 
   Args:
     width: of the states.
     pooling: a key of POOLINGS.
-    normalize: whether the vectors have length 1.
+    normalize: whether to scale the vectors to length 1.
 
   Raises:
     ValueError: `pooling` is unknown.
@@ -258,11 +258,11 @@ def _write_json(path: Path, content: dict | list) -> None:
 def load_tokenizer(folder: Path) -> Tokenizer | None:
   """Returns the tokenizer of a folder, None without one.
 
-  A vocab.txt is BERT's tokenizer, lower-casing unless tokenizer_config.json differs. If a config
-  changes another of BERT's rules, a tokenizer.json is needed, and read.
+  A vocab.txt is read as BERT's tokenizer, lower-casing unless tokenizer_config.json says otherwise.
+  If a config changes another of BERT's rules, tokenizer.json is read instead.
 
   Raises:
-    ExchangeError: it is missing, or gives other ids than the vocab.txt.
+    ExchangeError: the tokenizer.json is needed and missing, or differs from the vocab.txt.
   """
   kind = read_json(folder / "config.json").get("tokenizer_class")
   config = {"tokenizer_class": kind, **read_json(folder / "tokenizer_config.json")}
@@ -273,19 +273,19 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
   if not names:
     if (folder / "vocab.txt").is_file():
       listed = ", ".join(changed)
-      raise ExchangeError(f"{folder}: {listed} changes BERT's rules: a tokenizer.json is needed")
+      raise ExchangeError(f"{folder}: {listed} changes BERT's rules: add a tokenizer.json")
     return None
   found = [load_vocabulary(folder / x, lowercase, strip_accents) for x in (names[0], names[-1])]
   if names[0] == "vocab.txt" and (other := difference(*found)):
-    raise ExchangeError(f"{found[0].path}, beside {names[-1]}: {other}; delete the wrong file")
+    raise ExchangeError(f"{found[0].path} differs from {names[-1]}: {other}; delete the wrong file")
   return found[0]
 
 
 def weight_files(folder: Path) -> list[Path]:
-  """Returns the safetensors files of a folder: one, or the index's files; [] for none.
+  """Returns the safetensors files of a folder: one, the files of an index, or [].
 
   Raises:
-    ExchangeError: the index is damaged, or names a file that is not in the folder.
+    ExchangeError: the index is damaged, or a file that it names is missing.
   """
   one, index = folder / WEIGHTS, folder / INDEX
   if one.is_file() or not index.is_file():
@@ -296,7 +296,7 @@ def weight_files(folder: Path) -> list[Path]:
     raise ExchangeError(f"{index} is damaged: {type(error).__name__} {error}") from None
   there = {path.name for path in folder.iterdir()}
   if missing := [name for name in names if name not in there]:
-    raise ExchangeError(f"{index} names {', '.join(missing[:8])}: not in its folder")
+    raise ExchangeError(f"{index} names {', '.join(missing[:8])}, which is not in its folder")
   return [folder / name for name in names]
 
 
@@ -314,7 +314,7 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
   for path in files:
     try:
       tensors |= load_file(path)
-    except (SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy lacks
+    except (SafetensorError, TypeError) as error:  # TypeError: a dtype unknown to NumPy
       raise ExchangeError(f"{path} is damaged: {error}") from None
   tensors = family.one_logit(tensors) if head == "rtd_head" else tensors
   try:
@@ -327,14 +327,14 @@ def _no_weights(folder: Path) -> str:
   missing = f"{folder / WEIGHTS} is missing"
   if not any(folder.glob("pytorch_model*.bin*")):
     return missing
-  return f"{missing}, there is only pytorch_model.bin; to convert it: {conversion(folder, folder)}"
+  return f"{missing}: convert pytorch_model.bin: {conversion(folder, folder)}"
 
 
 def conversion(described: Path, folder: str | Path) -> str:
-  """Returns the command that turns a folder's pytorch_model.bin into safetensors.
+  """Returns a command that converts a folder's pytorch_model.bin to safetensors.
 
   Args:
-    described: the folder with its config.json.
+    described: the folder with config.json.
   """
   kind = (read_json(described / "config.json").get("architectures") or ["AutoModel"])[0]
   return (
@@ -353,7 +353,7 @@ def task_tensors(folder: str | Path) -> list[str]:
 
 
 def torch_network(folder: Path, head: str | None):
-  """Returns the network of a folder as transformers loads it, in float32, for inference."""
+  """Loads the network of a folder with transformers, in float32, for inference."""
   import transformers
 
   transformers.utils.logging.set_verbosity_error()
@@ -363,7 +363,7 @@ def torch_network(folder: Path, head: str | None):
 
 
 def inputs(folder: Path, batch: Batch) -> dict[str, np.ndarray]:
-  """Returns the int64 inputs [B, L] of the network of a folder, by transformers' names."""
+  """Returns the int64 inputs [B, L] of a folder's network, by their names in transformers."""
   found = {"input_ids": batch.ids, "attention_mask": batch.padding_mask}
   if read_config(folder)[0].token_types:
     found["token_type_ids"] = batch.token_type_ids
@@ -371,7 +371,7 @@ def inputs(folder: Path, batch: Batch) -> dict[str, np.ndarray]:
 
 
 def one_array(outputs: Mapping[str, np.ndarray], head: str | None) -> np.ndarray:
-  """Returns a network's outputs, by transformers' names, as `torch_outputs`."""
+  """Returns outputs, by their names in transformers, in the form of `torch_outputs`."""
   if "start_logits" in outputs:
     return np.stack([outputs["start_logits"], outputs["end_logits"]], -1)
   found = outputs["last_hidden_state" if head is None else "logits"]
@@ -379,10 +379,10 @@ def one_array(outputs: Mapping[str, np.ndarray], head: str | None) -> np.ndarray
 
 
 def torch_outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
-  """Returns the logits that transformers computes in float32 with a folder's network.
+  """Returns the logits of a folder's network in transformers, computed in float32.
 
-  They are [B, L], [B, L, V or C] or, for texts, [B, C]; for spans [B, L, 2], start and end; without
-  a head the states [B, L, D].
+  [B, L] from a detector, [B, L, V or C] for tokens, [B, C] for texts, [B, L, 2] (start, end) for
+  spans; without a head the states [B, L, D].
   """
   import torch
 

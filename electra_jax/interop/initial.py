@@ -1,4 +1,4 @@
-"""What a run takes from init_from and generator.init_from: shapes, sharing and weights."""
+"""Takes shapes, sharing and weights from config.init_from and config.generator.init_from."""
 
 import copy
 import dataclasses
@@ -24,8 +24,8 @@ from electra_jax.interop.weights import ExchangeError, Network
 from electra_jax.runtime import bucket
 from electra_jax.runtime.workdir import read_run_config
 
-HUB_NAMES = "hub_names"  # in a run's configuration: {field: name on the Hub as it was given}
-# Fields of a TransformerConfig that its weights do not decide.
+HUB_NAMES = "hub_names"  # in a run's configuration: {field: Hub name as given}
+# Fields of a TransformerConfig that are not taken from init_from.
 _FREE = (
   "vocab_size direction compute init_stddev scaled_init"
   " dropout attention_dropout embedding_dropout ffn_dropout"
@@ -38,17 +38,17 @@ _FIELDS = [f"model.{x}" for x in _MODEL] + [f"generator.{x}" for x in _GENERATOR
 def resolve(
   config: ConfigDict, given: Collection[str] = (), saved: Mapping[str, Any] | None = None
 ) -> tuple[ConfigDict, dict[str, Any]]:
-  """Returns a configuration with the networks' shapes in init_from, and {field: value taken}.
+  """Returns the configuration with the network shapes of init_from, and {field: value taken}.
 
-  A field is taken unless the user has set it: it differs from base.py, or is one of `given`.
+  Keeps the fields that the user has set: those in `given`, and those that differ from base.py.
 
   Args:
     given: fields set on the command line.
-    saved: the flat configuration of the run that resumes, which takes the place of init_from.
+    saved: the flat configuration of the resumed run, used instead of init_from.
 
   Raises:
-    ExchangeError: a field is set, and the weights have another shape or are shared otherwise.
-    ValueError: as `sources.open_source`; or the row of a field does not allow its value.
+    ExchangeError: a field that the user has set does not fit the weights or their sharing.
+    ValueError: as `sources.open_source`; or the schema does not allow a field's value.
   """
   if config.init_from is None:
     return config, {}
@@ -60,8 +60,8 @@ def resolve(
   if saved is None and (wrong := [k for k in other if k not in taken and _is_shape(k, found)]):
     listed = ", ".join(f"{k}={found[k]!r} (here {flat[k]!r})" for k in wrong)
     raise ExchangeError(
-      f"config.init_from={config.init_from} has {listed}: leave these fields unset, as"
-      " configs/base.py does, and the run takes them from there"
+      f"config.init_from={config.init_from} has {listed}: leave these fields unset, as in"
+      " configs/base.py, to take them from init_from"
     )
   resolved = copy.deepcopy(config)
   resolved.update_from_flattened_dict(taken)
@@ -69,7 +69,7 @@ def resolve(
 
 
 def with_vocabulary(config: ConfigDict, given: Collection[str] = ()) -> ConfigDict:
-  """Returns the configuration of a build for networks that start from init_from: its vocabulary.
+  """Returns the configuration of a build with the vocabulary of init_from.
 
   Raises:
     ExchangeError: config.data sets another vocabulary; or as `resolve`.
@@ -86,20 +86,20 @@ def with_vocabulary(config: ConfigDict, given: Collection[str] = ()) -> ConfigDi
       data.lowercase, data.strip_accents = vocab.lowercase, None if same else vocab.strip_accents
   elif data.vocab in vocabulary.KINDS:
     raise ExchangeError(
-      f"config.data.vocab={data.vocab} trains another vocabulary than {config.init_from} has:"
-      " leave it unset, and the shards get that one"
+      f"config.data.vocab={data.vocab} trains a new vocabulary: leave it unset to use the one of"
+      f" {config.init_from}"
     )
   elif found := difference(tokens, vocabulary.load_given(config)):
     raise ExchangeError(
-      f"config.data.vocab={data.vocab} is not the vocabulary of {config.init_from}: {found}"
+      f"config.data.vocab={data.vocab} differs from the vocabulary of {config.init_from}: {found}"
     )
   return config
 
 
 def pinned(config: ConfigDict, saved: Mapping) -> tuple[ConfigDict, dict[str, str]]:
-  """Returns the configuration with commits for names on the Hub, and these names by field.
+  """Returns the configuration with commits in names on the Hub, and {field: name as given}.
 
-  A run that resumes keeps its commits, without asking the Hub: a branch may have moved.
+  A resumed run keeps its commits without a request to the Hub, where a branch may have moved.
   """
   flat, before, old = compare.flatten(config), saved.get(HUB_NAMES, {}), compare.flatten(saved)
   names = {x: flat[x] for x in schema.names(is_path=True) if hub.is_name(flat[x])}
@@ -110,14 +110,14 @@ def pinned(config: ConfigDict, saved: Mapping) -> tuple[ConfigDict, dict[str, st
 
 
 def _is_shape(field: str, found: Mapping[str, Any]) -> bool:
-  """Returns whether weights do not fit another value of a field; else it changes the outputs."""
+  """Returns whether a field decides the shapes of the weights, not only the outputs."""
   if field == "model.max_positions":
     return POSITIONS[found["model.positions"]].embedded
   return schema.PRETRAINING[field].defines == schema.SHAPES
 
 
 def _fields(config: ConfigDict) -> dict[str, Any]:
-  """Returns the fields of the networks in init_from, as far as the run has these networks."""
+  """Returns the fields of those networks in init_from that the run has."""
   path = bucket.local(config.init_from, config.init_step)
   no_generator = schema.trains_no_generator(config)
   if sources.is_run(path):
@@ -127,15 +127,15 @@ def _fields(config: ConfigDict) -> dict[str, Any]:
     flat = compare.flatten(other)
     return {k: flat[k] for k in _FIELDS if not (no_generator and k.startswith("generator."))}
   if config.init_optimizer:
-    raise ExchangeError(f"init_optimizer: {config.init_from} is not a run, so it has no optimizer")
+    raise ExchangeError(f"init_optimizer needs a run: {config.init_from} has no optimizer state")
   source = sources.open_source(path)
   main, generator = source.networks[source.main], source.networks.get("generator")
-  if main is generator:  # a masked language model for any network of its size
+  if main is generator:  # a masked language model, for either network of its size
     if not no_generator and _multipliers(config, config.model, main.cfg)[1]:
       return {}
     no_generator = True
   found = {f"model.{name}": getattr(main.cfg, name) for name in _MODEL}
-  if main.head is None or main.is_masked_lm:  # the norm is a detector's
+  if main.head is None or main.is_masked_lm:  # only a detector has the norm
     del found["model.head_norm"]
   if no_generator or generator is None:
     return found
@@ -143,30 +143,30 @@ def _fields(config: ConfigDict) -> dict[str, Any]:
 
 
 def _multipliers(config: ConfigDict, model: Any, cfg: TransformerConfig) -> tuple[dict, bool]:
-  """Returns the multipliers of a generator of cfg's size, and whether they are the config's."""
+  """Returns the multipliers of a generator with cfg's size, and whether the config has them."""
   g, found, equal = config.generator, {}, True
   for name, of, size in (
     ("width_multiplier", model.hidden_size, cfg.hidden_size),
     ("depth_multiplier", model.num_layers, cfg.num_layers),
   ):
-    is_own = round(of * g[name]) == size
-    found[f"generator.{name}"] = g[name] if is_own else size / of
-    equal = equal and is_own
+    fits = round(of * g[name]) == size
+    found[f"generator.{name}"] = g[name] if fits else size / of
+    equal = equal and fits
   return found, equal
 
 
 def _generator_fields(
   config: ConfigDict, path: str, main: Network, generator: Network
 ) -> dict[str, Any]:
-  """Returns the fields of config.generator that make a source's generator.
+  """Returns the fields of config.generator that describe a source's generator.
 
   Raises:
-    ExchangeError: the generator's shape does not follow from the main network's.
+    ExchangeError: no multipliers of the main network's size give the generator's shape.
   """
   g, cfg = config.generator, generator.cfg
   found = _multipliers(config, main.cfg, cfg)[0]
-  tables, own = main.weights["embeddings"], generator.weights["embeddings"]
-  differ = {k for k in tables if not _equal(tables[k], own[k])}
+  tables, others = main.weights["embeddings"], generator.weights["embeddings"]
+  differ = {k for k in tables if not _equal(tables[k], others[k])}
   same_width = cfg.embedding_size == main.cfg.embedding_size
   # {tie: the tables in which the networks may differ}
   apart = {
@@ -182,11 +182,11 @@ def _generator_fields(
   tie = g.tie if g.tie in possible else fewest[0]
   found["generator.tie"] = tie
   if TIES[tie].own_width:
-    is_own = (g.embedding_size or cfg.hidden_size) == cfg.embedding_size
-    found["generator.embedding_size"] = g.embedding_size if is_own else cfg.embedding_size
+    fits = (g.embedding_size or cfg.hidden_size) == cfg.embedding_size
+    found["generator.embedding_size"] = g.embedding_size if fits else cfg.embedding_size
   w, depth = found["generator.width_multiplier"], found["generator.depth_multiplier"]
   made = generator_size(main.cfg, w, depth)
-  if _is_global(made) == _is_global(cfg):  # in fewer layers, other fields say the same
+  if _is_global(made) == _is_global(cfg):  # with few layers, periods may be equivalent
     cfg = dataclasses.replace(cfg, global_every=made.global_every)
   shapes = set(_MODEL) & {x.partition(".")[2] for x in schema.names(defines=schema.SHAPES)}
   shapes -= {"embedding_size", "max_positions", "head_norm"}
@@ -195,8 +195,8 @@ def _generator_fields(
   ]
   if wrong := wrong or differences(cfg, made):
     raise ExchangeError(
-      f"{path}: no generator.width_multiplier makes its generator ({wrong[0]}):"
-      " name the folder of the discriminator alone in config.init_from"
+      f"{path}: no generator.width_multiplier gives its generator ({wrong[0]}):"
+      " set config.init_from to the folder of the discriminator alone"
     )
   return found
 
@@ -212,13 +212,12 @@ def _equal(one, other) -> bool:
 def read_params(
   path: str | Path, tokens: Tokenizer, tying: str, step: int | None = None
 ) -> tuple[dict, TransformerConfig, tuple[str, ...]]:
-  """Returns initial parameters from a source, named as in `networks`, and the main config.
+  """Returns (initial parameters from a source, the main config, descriptions of what is not read).
 
-  Third, descriptions of the parts that were not read. For `tokens` and errors see
-  `sources.open_for`.
+  The parameters are named as in `networks`. For `tokens` and errors see `sources.open_for`.
 
   Args:
-    tying: a key of TIES, how the run shares embeddings; a run in `path` shares them likewise.
+    tying: a key of TIES: how the run, and also a run at `path`, shares embeddings.
     step: of a run's checkpoint; None: the newest.
   """
   path = bucket.local(path, step)
@@ -226,7 +225,7 @@ def read_params(
     found = sources.read_run(path, tokens, step)
     return found.params, found.spec.discriminator, ()
   if step is not None:
-    raise ValueError(f"init_step={step}: only a run has steps, and {path} is not a run")
+    raise ValueError(f"init_step={step} needs a run: {path} has no steps")
   source = sources.open_for(path, tokens)
   main = source.networks[source.main]
   params = {"embeddings": main.weights["embeddings"]}
@@ -240,24 +239,24 @@ def read_params(
   return params, main.cfg, source.left_out
 
 
-def _share(params: dict, own: dict, tying: str) -> None:
-  """Moves the tables of the discriminator, in params["embeddings"], and the generator's to places.
+def _share(params: dict, of_generator: dict, tying: str) -> None:
+  """Moves the tables of the discriminator, params["embeddings"], and the generator as TIES says.
 
   Args:
-    own: the generator's, the discriminator's without a generator.
+    of_generator: the generator's tables, or without a generator the discriminator's.
   """
   tables = params["embeddings"]
   params["embeddings"], others = TIES[tying].split(tables)
   if "embedding_delta" in others:
-    params["embeddings"] = own
-    others = {"embedding_delta": jax.tree.map(np.subtract, tables, own)}
+    params["embeddings"] = of_generator
+    others = {"embedding_delta": jax.tree.map(np.subtract, tables, of_generator)}
   params["discriminator"] |= others
-  if "generator" in params and (kept := TIES[tying].own(own)):
+  if "generator" in params and (kept := TIES[tying].own(of_generator)):
     params["generator"]["embeddings"] = kept
 
 
 def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
-  """Returns a source's masked language model, of the vocabulary `tokens`.
+  """Returns a source's masked language model, whose vocabulary must be `tokens`.
 
   Raises:
     ExchangeError, ValueError: as `sources.open_for`, or the source has no masked language model.
@@ -272,7 +271,7 @@ def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
 
 
 def frozen_generator(config: ConfigDict) -> TransformerConfig | None:
-  """Returns the network of the masked language model in generator.init_from, if it is set."""
+  """Returns the config of the masked language model in generator.init_from, if it is set."""
   if config.generator.init_from is None:
     return None
   path = bucket.local(config.generator.init_from)

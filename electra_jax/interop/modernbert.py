@@ -1,4 +1,4 @@
-"""Hugging Face's ModernBERT: a detector is its token classifier of two labels, `LABELS`."""
+"""Hugging Face's ModernBERT; a detector is a token classifier with the two labels `LABELS`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _TASKS = {
   "modern_token_head": "ModernBertForTokenClassification",
   "modern_span_head": "ModernBertForQuestionAnswering",
 }
-_OF_MEAN = ("modern_text_mean_head",)  # they read the mean of the tokens, not [CLS]
+_OF_MEAN = ("modern_text_mean_head",)  # they read the mean of the token states, not [CLS]
 TABLE = [
   Row("embeddings/word", "model.embeddings.tok_embeddings.weight"),
   Row("embeddings/layer_norm/scale", "model.embeddings.norm.weight"),
@@ -58,7 +58,7 @@ FIELDS = {
   "layer_norm_eps": ("norm_eps", 1e-5),
   "window": ("local_attention", 128),
 }
-# The same in every ModernBERT: LAYERS of TransformerConfig, FIXED of config.json.
+# Fixed fields of every ModernBERT: LAYERS in TransformerConfig, FIXED in config.json.
 LAYERS = {
   "block": "pre_norm",
   "norm": "layer_norm_no_bias",
@@ -81,7 +81,7 @@ FIXED = {
   "classifier_activation": "gelu",
   "decoder_bias": True,
 }
-OUTPUT_DROPOUT = "attention_output_dropout"  # of ours; transformers has one rate for both
+OUTPUT_DROPOUT = "attention_output_dropout"  # our field; transformers has one rate for both
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # in layer_types and rope_parameters
 
 
@@ -103,7 +103,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
     "rope_parameters": {
       kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
     },
-    # As transformers read them before version 5.
+    # For transformers before version 5.
     "global_attn_every_n_layers": cfg.global_every,
     "global_rope_theta": cfg.rope_theta,
     "local_rope_theta": cfg.local_rope_theta,
@@ -113,7 +113,7 @@ def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
 
 
 def two_labels(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns a detector's tensors with the logits [0, x] of LABELS, whose softmax is sigmoid(x)."""
+  """Converts a detector's logit x to logits [0, x] of LABELS, whose softmax is sigmoid(x)."""
   return {
     name: np.concatenate([np.zeros_like(x), x]) if name.startswith("classifier.") else x
     for name, x in tensors.items()
@@ -121,7 +121,7 @@ def two_labels(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def one_logit(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns a detector's tensors with one logit: of two, the second less the first."""
+  """Converts a detector's two logits to one, the second minus the first."""
   return {
     name: np.diff(x, axis=0) if name.startswith("classifier.") and len(x) == 2 else x
     for name, x in tensors.items()
@@ -145,7 +145,7 @@ def _from_json(path: Path, content: Mapping) -> TransformerConfig:
 
 
 def _global_every(path: Path, content: Mapping, count: int) -> int:
-  """Returns n if, of `count` layers, layers 0, n, 2 n ... attend to all tokens."""
+  """Returns n where layers 0, n, 2 n, ... of `count` layers have global attention."""
   types = content.get("layer_types")
   if types is None:
     return content.get("global_attn_every_n_layers", 3)
@@ -153,13 +153,11 @@ def _global_every(path: Path, content: Mapping, count: int) -> int:
   for every in range(1, count + 1):
     if local == [bool(i % every) for i in range(count)]:
       return every
-  raise ExchangeError(
-    f"{path}: layer_types is not a pattern of one global layer in every n: {types}"
-  )
+  raise ExchangeError(f"{path}: layer_types must have one global layer in every n: {types}")
 
 
 def _thetas(path: Path, content: Mapping) -> dict[str, float]:
-  """Returns the base of the rotary frequencies for GLOBAL and for LOCAL layers."""
+  """Returns the base of the rotary frequencies in GLOBAL and LOCAL layers."""
   found = content.get("rope_parameters")
   if found is None:
     theta = content.get("global_rope_theta", 160_000.0)
@@ -167,7 +165,7 @@ def _thetas(path: Path, content: Mapping) -> dict[str, float]:
     return {GLOBAL: theta, LOCAL: theta if local is None else local}
   types = {kind: found[kind].get("rope_type", "default") for kind in (LOCAL, GLOBAL)}
   if set(types.values()) != {"default"}:
-    raise ExchangeError(f"{path}: rope_type is {types}, here it is default")
+    raise ExchangeError(f"{path}: rope_type must be default, got {types}")
   return {kind: found[kind]["rope_theta"] for kind in (LOCAL, GLOBAL)}
 
 

@@ -1,4 +1,4 @@
-"""ONNX files beside the weights of Hugging Face's folders: torch.onnx writes, onnxruntime reads."""
+"""ONNX files in Hugging Face folders, written by torch.onnx and read by onnxruntime."""
 
 import importlib.util
 import logging
@@ -16,16 +16,16 @@ PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
 
 def check_packages() -> None:
-  """Raises ExchangeError if a package is missing, with the command that installs it."""
+  """Raises ExchangeError, with the command to install them, if packages are missing."""
   if lacking := [name for name in PACKAGES if not importlib.util.find_spec(name)]:
-    raise ExchangeError(f"an ONNX export needs more packages: pip install {' '.join(lacking)}")
+    raise ExchangeError(f"install the packages for an ONNX export: pip install {' '.join(lacking)}")
 
 
 def save(folder: Path, head: str | None, batch: Batch) -> str:
-  """Writes FILE of the network in a folder, in float32, and describes its inputs and outputs.
+  """Writes a folder's network as FILE, in float32, and describes its inputs and outputs.
 
-  They have transformers' names, and any number of rows and tokens; `batch` is an example of two
-  or more.
+  They have the names of transformers and dynamic batch and length; `batch` is an example with at
+  least two rows and two tokens.
   """
   import torch
 
@@ -33,7 +33,7 @@ def save(folder: Path, head: str | None, batch: Batch) -> str:
   example = {name: torch.tensor(x) for name, x in huggingface.inputs(folder, batch).items()}
   with torch.no_grad(), warnings.catch_warnings():
     outputs = list(network(**example).keys())
-    warnings.simplefilter("ignore")  # about torch's own code
+    warnings.simplefilter("ignore")  # from torch's code
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     program = torch.onnx.export(
       network,
@@ -45,13 +45,13 @@ def save(folder: Path, head: str | None, batch: Batch) -> str:
       verbose=False,
     )
   for node in program.model.graph.all_nodes():
-    node.metadata_props.clear()  # with paths of this machine
+    node.metadata_props.clear()  # it holds paths of this machine
   program.save(folder / FILE)
   return f"{', '.join(example)} -> {', '.join(outputs)}"
 
 
 def outputs(folder: Path, head: str | None, batch: Batch) -> np.ndarray:
-  """Returns what onnxruntime computes with FILE on the CPU, as `huggingface.torch_outputs`."""
+  """Returns the outputs of FILE in onnxruntime on the CPU, as `huggingface.torch_outputs`."""
   import onnxruntime
 
   session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])

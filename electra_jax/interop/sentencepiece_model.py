@@ -6,14 +6,14 @@ libraries tokenize by the same rules, with two differences:
 - SentencePiece replaces the longest match in its character table. `tokenizers` looks up grapheme
   clusters (a letter with its marks) and loses the marks if the table has only the letter. Here each
   character is looked up alone and NFC recombines letters and marks, in Unicode's canonical order.
-  The result differs for 686 of the 226,684 entries of nmt_nfkc_cf (letters of Unicode 16 and of
-  compatibility, such as a circled I, before a mark of their own), U+0344 and U+FDD0.
+  The result differs for 686 of the 226,684 entries of nmt_nfkc_cf (letters of Unicode 16 and
+  compatibility letters, such as a circled I, before certain marks), U+0344 and U+FDD0.
 - SentencePiece sums unigram scores over a whole text in float32, `tokenizers` over a word in
-  float64. If the same pieces occur in another order ("8" "00" "0" and "8" "0" "00"), the sums tie
-  up to rounding, and the results may differ.
+  float64. If the same pieces occur in different orders ("8" "00" "0" and "8" "0" "00"), the sums
+  tie up to rounding, and the results may differ.
 
-On 33,128 paragraphs (4.2 to 4.5 million tokens), vocabularies of 4000 pieces gave other ids in 2
-(unigram, lower-cased), 8 (unigram) and 0 (BPE, both) paragraphs, two tokens each, from such ties.
+On 33,128 paragraphs (4.2 to 4.5 million tokens), vocabularies of 4000 pieces gave different ids in
+2 (unigram, lower-cased), 8 (unigram) and 0 (BPE, both) paragraphs, two tokens each, from ties.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ _APART = "\ufdd0"  # a noncharacter, which Unicode reserves for programs
 def to_engine(path: Path):
   """Converts a SentencePiece model to a tokenizer of the `tokenizers` library.
 
-  As usual in Hugging Face, names of control pieces in a text become those pieces. Returns None for
+  As usual in Hugging Face, a control piece's name in a text becomes the piece. Returns None for
   models without an exact counterpart: byte fallback, user-defined symbols, spaces kept or placed at
   the ends of words, custom tables, and models of words or characters.
   """
@@ -67,7 +67,7 @@ def _is_exact(model) -> bool:
 
 
 def _bpe(model, unknown: str):
-  """Returns the BPE model; its merges are all splits of each piece, the best-scored piece first."""
+  """Returns the BPE model; its merges are all splits of each piece, in the order of scores."""
   from tokenizers import models
 
   ids = {piece.piece: i for i, piece in enumerate(model.pieces)}

@@ -1,6 +1,6 @@
 """Reads networks from a run, an orbax export, a Hugging Face folder or a TF1 checkpoint.
 
-The format is recognised by the files. A name on Hugging Face's Hub stands for a folder (`hub`).
+The files in a folder determine its format. `hub` fetches the folder of a name on the Hub.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from electra_jax.runtime import bucket, parallel
 from electra_jax.runtime.checkpoint import FOLDER, cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
-HUB = f"; a network on Hugging Face's Hub is named {hub.FORM}"
+HUB = f"; write a network on Hugging Face's Hub as {hub.FORM}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finetuned:
   """The task and the head that fine-tuning added to a discriminator."""
 
-  info: Mapping  # of the task, as JSON; read by `finetune.task_data.TaskInfo`
+  info: Mapping  # the task as JSON, read by `finetune.task_data.TaskInfo`
   head: Mapping  # weights, numpy float32
 
 
@@ -47,9 +47,9 @@ class Finetuned:
 class Source:
   """Networks with their tokenizer and metadata."""
 
-  networks: dict[str, Network]  # by role, "discriminator", "generator" and MASKED_LM
+  networks: dict[str, Network]  # by role: "discriminator", "generator" or MASKED_LM
   tokenizer: Tokenizer | None  # None for TF1 without a vocab.txt
-  card: dict  # JSON: the configuration and text of their training, last metrics and steps
+  card: dict  # JSON: training configuration, text, steps and last metrics
   left_out: tuple[str, ...] = ()  # descriptions of the parts that were not read
   finetuned: Finetuned | None = None
 
@@ -60,7 +60,7 @@ class Source:
 
   @property
   def training(self) -> Mapping | None:
-    """How it was trained, the fields of `evaluate.likelihoods.ORIGINAL`; None if not recorded."""
+    """How it was trained: the fields of `evaluate.likelihoods.ORIGINAL`; None if not recorded."""
     card = self.card
     if card.get("training") or not card.get("config") or self.finetuned:
       return card.get("training")
@@ -78,24 +78,24 @@ class Source:
 def open_source(
   path: str | Path, heads: Sequence[int] = (), of_run: Callable[..., "RunParams"] | None = None
 ) -> Source:
-  """Reads the networks at a path, or at a URL of gs:// or s3://, in any of the four formats.
+  """Reads the networks at a path or a URL of gs:// or s3://, in any of the four formats.
 
   Args:
     heads: the numbers of heads of a TF1 checkpoint's discriminator and generator, if known.
-    of_run: (workdir, tokenizer) -> a run's networks at one step; None: any source, its newest.
+    of_run: (workdir, tokenizer) -> a run's networks at one step; None: the newest of any source.
 
   Raises:
-    ExchangeError, ValueError: the format is unknown, a file is damaged, or the vocabulary is not of
-      the networks' size.
+    ExchangeError, ValueError: the format is unknown, a file is damaged, or the sizes of vocabulary
+      and networks differ.
   """
   if not str(path):
     raise ExchangeError("the path of the networks is empty")
   path = hub.local(bucket.local(path)).resolve()
   read = _reader(path)
   if heads and read is not _tf1:
-    raise ExchangeError(f"{path} is not a TF1 checkpoint, so it says its number of heads")
+    raise ExchangeError(f"leave out heads: {path} is not a TF1 checkpoint")
   if of_run and read is not _run:
-    raise ExchangeError(f"{path} is not a run, so it has no steps")
+    raise ExchangeError(f"leave out step: {path} is not a run")
   source = _tf1(path, heads) if read is _tf1 else _run(path, of_run) if of_run else read(path)
   check_vocab(source.tokenizer, source.networks, path)
   return source
@@ -109,17 +109,17 @@ def is_run(path: str | Path) -> bool:
 def check_vocab(
   tokens: Tokenizer | None, networks: Mapping[str, Network], path: str | Path
 ) -> None:
-  """Raises ExchangeError if a vocabulary is not of the size of the networks at `path`."""
+  """Raises ExchangeError if the sizes of a vocabulary and the networks at `path` differ."""
   for role, network in networks.items():
     if tokens and tokens.vocab.size != network.cfg.vocab_size:
       raise ExchangeError(
-        f"the vocabulary {tokens.path} has {tokens.vocab.size} entries, the {role} of {path} takes"
+        f"the vocabulary {tokens.path} has {tokens.vocab.size} entries, the {role} of {path} has"
         f" {network.cfg.vocab_size}"
       )
 
 
 def _reader(path: Path) -> Callable[..., Source]:
-  """Returns the function that reads a path's format; TF1's unless the checkpoint was converted."""
+  """Returns the function that reads a path's format; a converted TF1 checkpoint is not TF1."""
   if (path / EXPORT_FILE).is_file():
     return _orbax
   if is_run(path):
@@ -130,7 +130,7 @@ def _reader(path: Path) -> Callable[..., Source]:
   # The exports of a task, or of all tasks in a folder of results.
   if inside := sorted(p for stars in ("*", "*/*") for p in path.glob(f"{stars}/{EXPORT_FILE}")):
     named = ", ".join(str(p.parent) for p in inside)
-    raise ExchangeError(f"{path} holds exports, name one of them: {named}")
+    raise ExchangeError(f"{path} holds several exports, choose one: {named}")
   if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
     return _hugging_face
   if not path.exists():
@@ -138,14 +138,14 @@ def _reader(path: Path) -> Callable[..., Source]:
   if any(path.glob("pytorch_model*.bin*")):
     raise ExchangeError(f"{path / 'config.json'} is missing beside pytorch_model.bin")
   if run := next(filter(is_run, path.parents), None):
-    raise ExchangeError(f"{path} is a part of a run: name the run, {run}")
+    raise ExchangeError(f"{path} is part of a run: use the run's folder, {run}")
   raise ExchangeError(
-    f"{path} is neither a run, an orbax export, a Hugging Face folder nor a TF1 checkpoint"
+    f"{path} is not a run, an orbax export, a Hugging Face folder or a TF1 checkpoint"
   )
 
 
 def open_for(path: str | Path, tokens: Tokenizer) -> Source:
-  """Opens a source whose vocabulary, if it has one, must be the shards' `tokens`.
+  """Opens a source; its vocabulary, if any, must be the shards' `tokens`.
 
   Raises:
     ExchangeError, ValueError: as `open_source`; or the vocabulary differs.
@@ -154,12 +154,12 @@ def open_for(path: str | Path, tokens: Tokenizer) -> Source:
   if source.tokenizer and (found := difference(source.tokenizer, tokens)):
     rule = re.match(r"normalizer\.(lowercase|strip_accents) is (\w+)", found)
     remedy = rule and f"; build them with --config.data.{rule[1]}={rule[2].lower()}"
-    raise ExchangeError(f"{path} has another vocabulary than the shards: {found}{remedy or ''}")
+    raise ExchangeError(f"{path} and the shards have different vocabularies: {found}{remedy or ''}")
   return source
 
 
 def masked_lm(source: Source, path: str | Path) -> Network:
-  """Returns the masked language model of a source; raises ExchangeError if there is none."""
+  """Returns a source's masked language model; raises ExchangeError if it has none."""
   for role in ("generator", "discriminator", MASKED_LM):
     network = source.networks.get(role)
     if network and network.is_masked_lm:
@@ -168,7 +168,7 @@ def masked_lm(source: Source, path: str | Path) -> Network:
 
 
 class RunParams(NamedTuple):
-  """The networks of a run's checkpoint and its training step."""
+  """The networks of a run's checkpoint, and its step."""
 
   spec: networks.PretrainSpec
   params: dict
@@ -176,10 +176,10 @@ class RunParams(NamedTuple):
 
 
 def read_run(workdir: str | Path, tokens: Tokenizer, step: int | None = None) -> RunParams:
-  """Returns the networks of a run's checkpoint, in float32; parameters replicated on the devices.
+  """Returns the networks of a run's checkpoint in float32, replicated on the devices.
 
   Args:
-    tokens: of the run's vocabulary, in this file or another of the same entries and rules.
+    tokens: a tokenizer with the entries and rules of the run's vocabulary.
     step: of the checkpoint; None: the newest.
 
   Raises:
@@ -192,7 +192,7 @@ def read_run(workdir: str | Path, tokens: Tokenizer, step: int | None = None) ->
 
 
 def run_spec(workdir: str | Path, tokens: Tokenizer) -> networks.PretrainSpec:
-  """Returns a run's networks, to be computed in float32; for `tokens` and errors see `read_run`."""
+  """Returns the spec of a run's networks in float32; for `tokens` and errors see `read_run`."""
   spec = specs.read_spec(workdir, tokens.vocab)
   cfgs = {name: plain(getattr(spec, name)) for name in ("discriminator", "generator")}
   check_run_vocab(workdir, tokens)
@@ -200,22 +200,22 @@ def run_spec(workdir: str | Path, tokens: Tokenizer) -> networks.PretrainSpec:
 
 
 def check_run_vocab(workdir: str | Path, tokens: Tokenizer) -> None:
-  """Raises ExchangeError if a run's vocabulary gives other ids than `tokens`.
+  """Raises ExchangeError if a run's vocabulary gives different ids than `tokens`.
 
-  The run's shards may be on another machine, or built again: then only the SHA-256 is known.
+  If the run's shards are on another machine or were rebuilt, compares only SHA-256 sums.
   """
   saved = compare.upgrade(compare.flatten(read_config(Path(workdir))))["data.vocab_hash"]
   if saved == tokens.vocab.hash:
     return
   folder = data_folder(workdir)
-  other = f"{tokens.vocab.size} entries of SHA-256 {tokens.vocab.hash[:12]}"
+  why = f"SHA-256 {saved[:12]}, not {tokens.vocab.hash[:12]}"
   with contextlib.suppress(ValueError, OSError):
-    own = tokenizer.load_from(folder, vocab_of(folder))
-    if own.vocab.hash == saved:
-      if (found := difference(own, tokens)) is None:
+    of_run = tokenizer.load_from(folder, vocab_of(folder))
+    if of_run.vocab.hash == saved:
+      if (found := difference(of_run, tokens)) is None:
         return
-      other = f"shards: {found}"
-  raise ExchangeError(f"{workdir} has another vocabulary than the {other}")
+      why = found
+  raise ExchangeError(f"{workdir} and {tokens.path} have different vocabularies: {why}")
 
 
 def vocab_of(folder: str | Path) -> Vocab:
@@ -224,26 +224,26 @@ def vocab_of(folder: str | Path) -> Vocab:
 
 
 def data_folder(workdir: str | Path) -> Path:
-  """Returns the folder with a run's vocabulary and manifest: its own copy, else its shards."""
+  """Returns the folder with a run's vocabulary and manifest: the run's copy or its shards."""
   copy, saved = Path(workdir) / VOCAB_FOLDER, read_config(Path(workdir))
   return copy if (copy / shards.MANIFEST).is_file() else Path(saved["data"]["dir"])
 
 
 def plain(cfg: TransformerConfig) -> TransformerConfig:
-  """Returns the config with default compute settings, which are not exported."""
+  """Returns the config without its compute settings, which are not exported."""
   return dataclasses.replace(cfg, compute=Compute())
 
 
 def main_networks(spec: networks.PretrainSpec, params: Mapping) -> dict[str, Network]:
   """Returns a run's main network with its embeddings and one head, by role.
 
-  Role "discriminator" has the first head that Hugging Face has too, else the objective's first.
-  MASKED_LM is the same network with another head, if that predicts words.
+  "discriminator" has the objective's first head that Hugging Face supports, else its first.
+  MASKED_LM is the same network with a second head that predicts words, if any.
   """
   weights, cfg = params["discriminator"], spec.discriminator
-  own = objectives.OBJECTIVES[spec.objective].heads
-  heads = [name for name in huggingface.family_of(cfg).pretraining_heads if name in own]
-  heads = [*heads, *(name for name in own if name not in heads)]
+  trained = objectives.OBJECTIVES[spec.objective].heads
+  heads = [name for name in huggingface.family_of(cfg).pretraining_heads if name in trained]
+  heads = [*heads, *(name for name in trained if name not in heads)]
   tables = jax.tree.map(np.asarray, networks.embeddings(spec, params, "discriminator"))
 
   def with_head(name: str | None) -> Network:
@@ -257,7 +257,7 @@ def main_networks(spec: networks.PretrainSpec, params: Mapping) -> dict[str, Net
 
 
 def without_class(spec: networks.PretrainSpec) -> dict[str, str]:
-  """Returns the networks of a run that transformers has no class for, {role: reason}."""
+  """Returns {role: reason} for a run's networks that transformers has no class for."""
   generator, found = objectives.generator_of(spec), {}
   words = {"generator": spec.generator} if generator and generator.is_masked_lm else {}
   for role, cfg in {"discriminator": spec.discriminator, **words}.items():
@@ -314,12 +314,12 @@ def _hugging_face(path: Path) -> Source:
         role = folder.name
       else:
         kind = objectives.OBJECTIVES.get((trained or {}).get("objective"))
-        is_main = kind is not None and kind.heads[0] == head  # of a run: its folder was renamed
+        is_main = kind is not None and kind.heads[0] == head  # a run's, in a renamed folder
         role = "generator" if network.is_masked_lm and not is_main else "discriminator"
       if folder == path / DETECTOR and "discriminator" in found:
         _check_same_encoder(path, found["discriminator"], network)
       found[role] = network
-      if folder.name != "generator":  # which is a masked language model, whatever it served
+      if folder.name != "generator":  # a generator is a masked language model
         card = card or {"training": trained}
   vocabularies = [*filter(None, map(huggingface.load_tokenizer, _hf_folders(path)))]
   for other in vocabularies[1:]:
@@ -338,7 +338,7 @@ def _check_same_encoder(path: Path, a: Network, b: Network) -> None:
 
 
 def _tf1(path: Path, heads: Sequence[int]) -> Source:
-  """Reads a checkpoint of the original, with the vocabulary beside it: vocab.txt if released."""
+  """Reads a checkpoint of the original, with a vocabulary in its folder (released: vocab.txt)."""
   prefix = tf1.find(path)
   found, left_out = tf1.load(prefix, heads)
   return Source(found, huggingface.load_tokenizer(prefix.parent), {}, left_out)

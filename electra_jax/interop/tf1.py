@@ -1,4 +1,4 @@
-"""Reads checkpoints of the original, google-research/electra, by the table of `electra`."""
+"""Reads checkpoints of google-research/electra by the table in `electra`."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ from electra_jax.data.tfds import import_tensorflow
 from electra_jax.interop.electra import FIELDS, FIXED, TABLE
 from electra_jax.interop.weights import ExchangeError, Network, check_fixed, fill, read_json
 
-# A scalar beside the generator's head, which the original's converters drop.
+# A scalar of the generator's head, which the original's converters drop, too.
 IGNORED = {"generator_predictions/temperature"}
 CONFIGS = ("config.json", "electra_config.json", "bert_config.json")  # beside a checkpoint
 _ENDING = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
@@ -22,7 +22,7 @@ Shapes = Mapping[str, list[int]]  # of the variables of a checkpoint
 
 
 class Scopes(NamedTuple):
-  """Where the variables of a network are."""
+  """The variable scopes of a network."""
 
   embeddings: str
   encoder: str
@@ -30,13 +30,13 @@ class Scopes(NamedTuple):
 
 
 def find(path: Path) -> Path | None:
-  """Returns the prefix of a checkpoint from itself, one of its files or its folder, else None.
+  """Returns a checkpoint's prefix, given the prefix, one of its files or its folder, else None.
 
-  For a folder it is the newest checkpoint, always one in that folder: the original notes an
-  absolute path, which may not exist on another machine, or hold something else.
+  For a folder, returns the newest checkpoint, as in the note `checkpoint`. The note has an absolute
+  path, of which only the name is used, because the path may be wrong on another machine.
 
   Raises:
-    ExchangeError: what `checkpoint` names is not in the folder, or there are several without it.
+    ExchangeError: the checkpoint in the note is missing, or there is no note and several of them.
   """
   if not path.is_dir():
     prefix = path.with_name(_ENDING.sub("", path.name))
@@ -50,31 +50,31 @@ def find(path: Path) -> Path | None:
       raise ExchangeError(f"{note} names no checkpoint")
     name = named[1].decode(errors="replace")
     if name not in there:
-      listed = f"there are {', '.join(there)}" if there else "there is none"
-      raise ExchangeError(f"{note} names {name}, which is not beside it; {listed}")
+      listed = f"; the folder has {', '.join(there)}" if there else ""
+      raise ExchangeError(f"{note} names {name}, which is missing{listed}")
     return path / name
   if len(there) > 1:
-    raise ExchangeError(f"{path} holds several checkpoints, name one: {', '.join(there)}")
+    raise ExchangeError(f"{path} holds several checkpoints, choose one: {', '.join(there)}")
   return path / there[0] if there else None
 
 
 def load(prefix: Path, heads: Sequence[int] = ()) -> tuple[dict[str, Network], tuple[str, ...]]:
   """Returns a checkpoint's networks, and descriptions of the generators that are not read.
 
-  The networks are "discriminator" and "generator". A generator without an encoder of its own shares
-  the discriminator's. If there is no discriminator (the original's BERT objective), the generator
-  is returned as the discriminator, with an MLM head. Adam's slots and the step are ignored.
+  The networks are "discriminator" and "generator". A generator without an encoder shares the
+  discriminator's. Without a discriminator (the original's BERT objective), the generator is
+  returned as the discriminator, with an MLM head. Adam's slots and the step are ignored.
 
-  Sizes come from the variables, other fields from a config.json beside the checkpoint, which
-  describes the discriminator; without one, heads of size 64 are assumed with a warning.
+  Sizes come from the variables, other fields from a config.json in the checkpoint's folder, which
+  describes the discriminator; without one, warns and assumes heads of size 64.
 
   Args:
-    heads: the numbers of heads of the networks, if known.
+    heads: the networks' numbers of heads, if known.
 
   Raises:
     ExchangeError: the checkpoint cannot be read or holds neither network; a size or the number of
-      heads cannot be determined, or the config has others; variables are missing, of another shape,
-      or unknown in a network's scope.
+      heads cannot be determined or differs from the config; variables are missing, of the wrong
+      shape, or unknown in a network's scope.
   """
   tf = import_tensorflow()
   try:
@@ -91,8 +91,8 @@ def load(prefix: Path, heads: Sequence[int] = ()) -> tuple[dict[str, Network], t
 
   places, found = _scopes(prefix, shapes), {}
   if len(heads) > len(places):
-    raise ExchangeError(f"{prefix} holds {len(places)} network, heads are given for {len(heads)}")
-  known = {}  # heads of an encoder that both networks may share
+    raise ExchangeError(f"{prefix} holds {len(places)} network, but got heads for {len(heads)}")
+  known = {}  # {encoder, which both networks may share: its heads}
   for (role, scopes), number in itertools.zip_longest(places.items(), heads):
     cfg = _config(prefix, shapes, role, scopes, number or known.get(scopes.encoder))
     known[scopes.encoder] = cfg.num_heads
@@ -105,7 +105,7 @@ def load(prefix: Path, heads: Sequence[int] = ()) -> tuple[dict[str, Network], t
 def _scopes(prefix: Path, shapes: Shapes) -> dict[str, Scopes]:
   roles = [r for r in ("discriminator", "generator") if f"{r}_predictions/dense/kernel" in shapes]
   if not roles:
-    raise ExchangeError(f"{prefix} holds neither of ELECTRA's networks")
+    raise ExchangeError(f"{prefix} holds neither a discriminator nor a generator")
   found = {}
   for role in roles:
     mine = ["generator", "electra"] if role == "generator" else ["electra"]
@@ -146,7 +146,7 @@ def _config(
     max_positions, _ = shapes[f"{tables}position_embeddings"]
     hidden_size, ffn_size = shapes[f"{layer}0/intermediate/dense/kernel"]
   except (KeyError, ValueError) as error:
-    raise ExchangeError(f"{prefix}: there is no matrix {error}, which gives a size") from None
+    raise ExchangeError(f"{prefix}: the matrix {error}, which gives a size, is missing") from None
   layers = {int(n.removeprefix(layer).split("/")[0]) for n in shapes if n.startswith(layer)}
   sizes = {
     "vocab_size": vocab_size,
@@ -162,12 +162,12 @@ def _config(
     stated["num_heads"] = _assumed_heads(prefix, role, hidden_size)
   try:
     return TransformerConfig(**{**stated, **sizes})
-  except (ValueError, TypeError, ZeroDivisionError) as error:  # of what a config states
+  except (ValueError, TypeError, ZeroDivisionError) as error:  # from the config file
     raise ExchangeError(f"{prefix}: the {role}: {error}") from None
 
 
 def _stated(prefix: Path, sizes: dict) -> dict:
-  """Returns the fields of the first config beside a checkpoint; its sizes must be `sizes`."""
+  """Returns the fields of the config file in a checkpoint's folder; its sizes must be `sizes`."""
   path = next((p for p in map(prefix.with_name, CONFIGS) if p.is_file()), None)
   if path is None:
     return {}
@@ -177,22 +177,22 @@ def _stated(prefix: Path, sizes: dict) -> dict:
   for name, size in sizes.items():
     if stated.get(name, size) != size:
       raise ExchangeError(
-        f"{path}: {FIELDS[name]} is {stated[name]}, in {prefix.name} it is {size}"
+        f"{path}: {FIELDS[name]} is {stated[name]}, but in {prefix.name} it is {size}"
       )
   return stated
 
 
 def _assumed_heads(prefix: Path, role: str, width: int) -> int:
-  hint = f"give num_attention_heads in a {CONFIGS[0]} beside it, or export with --heads"
+  hint = f"set num_attention_heads in a {CONFIGS[0]} in its folder, or export with --heads"
   if width > 64 and width % 64:
     raise ExchangeError(
-      f"{prefix} does not say its number of heads, and the {role}'s hidden size {width} is not a"
+      f"{prefix} does not store the number of heads, and the {role}'s hidden size {width} is not a"
       f" multiple of 64: {hint}"
     )
   number = max(1, width // 64)
   warnings.warn(
-    f"{prefix} does not say its number of heads: for the {role}, {number} of size"
-    f" {width // number} assumed, as in the original; if there are others, {hint}",
+    f"{prefix} does not store the number of heads: assuming {number} of size {width // number} for"
+    f" the {role}, as in the original; if this is wrong, {hint}",
     stacklevel=2,
   )
   return number

@@ -1,4 +1,4 @@
-"""Compares vocabularies by their entries and rules: files with other bytes may be the same."""
+"""Compares vocabularies by their entries and rules, which different files may share."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from electra_jax.interop import sentencepiece_model
 def difference(one: Tokenizer, other: Tokenizer) -> str | None:
   """Returns the first difference between two vocabularies, None if they give the same ids.
 
-  SentencePiece models that `sentencepiece_model.to_engine` cannot convert are compared by bytes.
+  Compares SentencePiece models that `sentencepiece_model.to_engine` cannot convert by bytes.
   """
   if one.vocab == other.vocab:
     return None
@@ -34,11 +34,11 @@ def difference(one: Tokenizer, other: Tokenizer) -> str | None:
     if getattr(one.vocab, role) != getattr(other.vocab, role):
       return f"{role} is {getattr(one.vocab, role)}, not {getattr(other.vocab, role)}"
   added = [[t for t in content["added_tokens"] if not t["special"]] for content in (a, b)]
-  return None if added[0] == added[1] else "other added tokens"
+  return None if added[0] == added[1] else "different added tokens"
 
 
 def engine_of(tokenizer: Tokenizer):
-  """Returns the tokenizer as one of the `tokenizers` library, None if there is no exact one."""
+  """Converts a tokenizer to the `tokenizers` library; None if it has no exact counterpart."""
   from tokenizers import Tokenizer as Engine
 
   if tokenizer.vocab.kind == "sentencepiece":
@@ -47,15 +47,14 @@ def engine_of(tokenizer: Tokenizer):
 
 
 def _canonical(rules):
-  """Returns rules as both kinds of file write them.
+  """Returns rules in a form that does not depend on the kind of file.
 
-  By default, accents are stripped where case is. A tokenizer.json may lose the last bit of a score,
-  which is a float32.
+  strip_accents defaults to lowercase. A tokenizer.json may lose the last bit of a float32 score.
   """
   if isinstance(rules, dict) and rules.get("type") == "BertNormalizer":
     lowercase, accents = rules["lowercase"], rules["strip_accents"]
     accents = lowercase if accents is None else accents
-    # The cause first: a difference is reported by its first field.
+    # The cause comes first, because only the first difference is reported.
     return {"lowercase": lowercase, **rules, "strip_accents": accents}
   if isinstance(rules, dict) and rules.get("type") == "Unigram":
     return {**rules, "vocab": [float(np.float32(score)) for _, score in rules["vocab"]]}
@@ -63,10 +62,10 @@ def _canonical(rules):
 
 
 def _first(one, other, name: str) -> str | None:
-  """Returns a line on the first field of two JSON values that differs."""
+  """Describes the first field in which two JSON values differ."""
   if one == other:
     return None
   if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
-    return f"other {name}" if isinstance(one, list) else f"{name} is {one!r}, not {other!r}"
+    return f"different {name}" if isinstance(one, list) else f"{name} is {one!r}, not {other!r}"
   key = next(k for k in {**one, **other} if one.get(k) != other.get(k))
   return _first(one.get(key), other.get(key), f"{name}.{key}")

@@ -1,4 +1,4 @@
-"""Names of weights in other formats. Conversion changes only layouts, so a round trip is bit-exact.
+"""Weight names in other formats. Conversion changes only layouts, so a round trip is bit-exact.
 
 A network is a tree of float32 arrays: {"embeddings", "encoder"} and a head such as "rtd_head" or
 "mlm_head".
@@ -34,7 +34,7 @@ class Network:
 
   @property
   def is_masked_lm(self) -> bool:
-    """True if its head predicts words."""
+    """Whether the head predicts words."""
     return self.head is not None and HEADS[self.head].predicts_words
 
   def without_head(self) -> "Network":
@@ -50,7 +50,7 @@ class Row(NamedTuple):
   hf: str  # a kernel is [out, in]
   tf: str = ""  # a kernel is [in, out]
   part: int | None = None  # of query, key, value: the index in our array [..., 3, heads, width]
-  first: int = 0  # the first layer that has it
+  first: int = 0  # the first layer that has the weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,37 +60,37 @@ class Family:
   name: str  # for messages
   model_type: str  # in config.json
   rows: list[Row]
-  prefix: str  # of the encoder's tensors, absent where a bare encoder was saved
+  prefix: str  # of the encoder's tensors; absent in a bare encoder
   # {head: class of transformers}; None is the bare encoder
   classes: Mapping[str | None, str]
-  # config -> fields of config.json; raises ExchangeError for what the class cannot express
+  # config -> fields of config.json; raises ExchangeError if the class does not support the config
   to_json: Callable[[TransformerConfig, str | None], dict]
   # (path for messages, config.json) -> config; raises ExchangeError, KeyError or TypeError
   from_json: Callable[[Path, Mapping], TransformerConfig]
-  tied: str  # the word embeddings, once more
-  head_prefixes: tuple[str, ...]  # of the tensors of heads that `rows` lack
-  # A detector's tensors as they are written, with two labels if it is a token classifier, and back.
+  tied: str  # name of the copy of the word embeddings
+  head_prefixes: tuple[str, ...]  # of heads' tensors that `rows` lack
+  # Convert a detector's tensors to two labels, if its class is a token classifier, and back.
   two_labels: Callable[[Mapping], Mapping] = lambda tensors: tensors
   one_logit: Callable[[Mapping], Mapping] = lambda tensors: tensors
   ignored: frozenset[str] = frozenset()  # tensors of older versions that are not weights
   token_types: bool = True  # takes token_type_ids
-  # {field of config.json: special token whose id it holds}, but for padding's, which all have
+  # {field of config.json: special token whose id it holds}; pad_token_id is in every family
   token_ids: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  # config -> whether its network is written as this family; ELECTRA takes the others
+  # config -> whether its network is written in this family; ELECTRA is the fallback
   holds: Callable[[TransformerConfig], bool] = lambda cfg: False
 
   @property
   def pretraining_heads(self) -> tuple[str, ...]:
-    """The keys of `heads.HEADS` that it has classes for."""
+    """The keys of `heads.HEADS` that the family has classes for."""
     return tuple(head for head in self.classes if head in HEADS)
 
   def is_shared(self, head: str | None) -> bool:
-    """Returns whether other heads have a head's class too."""
+    """Returns whether another head has the same class."""
     return list(self.classes.values()).count(self.classes[head]) > 1
 
 
 def read_json(path: Path) -> dict:
-  """Returns the content of a file, {} if there is none; raises ExchangeError if it is damaged."""
+  """Reads a JSON file, {} if missing; raises ExchangeError if it is damaged."""
   try:
     return dict(json.loads(path.read_text())) if path.is_file() else {}
   except (ValueError, TypeError) as error:
@@ -98,20 +98,20 @@ def read_json(path: Path) -> dict:
 
 
 def check_fixed(path: Path, content: Mapping, fixed: Mapping) -> None:
-  """Raises ExchangeError if a config.json has another value in a field that is `fixed`."""
+  """Raises ExchangeError if a config.json differs from `fixed`."""
   for field, right in fixed.items():
     if content.get(field, right) != right:
-      raise ExchangeError(f"{path}: {field} is {content[field]!r}, here it is {right!r}")
+      raise ExchangeError(f"{path}: {field} must be {right!r}, got {content[field]!r}")
 
 
 def label_fields(labels: Sequence[str]) -> dict:
-  """Returns the fields of config.json that name a head's classes, {} without names."""
+  """Returns the fields of config.json for a head's labels, {} without labels."""
   ids = {label: i for i, label in enumerate(labels)}
   return {"id2label": dict(enumerate(labels)), "label2id": ids} if labels else {}
 
 
 def network_shapes(cfg: TransformerConfig, *heads: str | None) -> dict:
-  """Returns the shapes of a network with some heads."""
+  """Returns the shapes of a network with `heads`."""
 
   def fresh(key):
     found = {head: networks.init_head(head, cfg, cfg.hidden_size, key) for head in heads if head}
@@ -123,7 +123,7 @@ def network_shapes(cfg: TransformerConfig, *heads: str | None) -> dict:
 def _walk(
   rows: list[Row], cfg: TransformerConfig, ours: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[Row, int | None, np.ndarray, tuple[int, ...]]]:
-  """Yields (row, layer, view of our array, its shape in TF1) of each tensor."""
+  """Yields (row, layer, view of our array, its shape in TF1) for each tensor."""
   for row in rows:
     if row.ours not in ours:
       continue
@@ -154,10 +154,10 @@ def fill(
   """Returns a network from the tensors that `take` finds.
 
   take(row, layer) returns a tensor's name, and the tensor or None. Elements that no row covers
-  (ModernBERT's missing first attention norm) are 1.
+  (the attention norm that ModernBERT's first layer lacks) are 1.
 
   Raises:
-    ExchangeError: tensors are missing or of another shape.
+    ExchangeError: tensors are missing or have the wrong shape.
   """
   wanted = network_shapes(cfg, head)
   ours = {name: np.ones(x.shape, np.float32) for name, x in named(wanted).items()}
@@ -169,7 +169,7 @@ def fill(
     if x is None:
       problems.append(f"{name} is missing")
     elif x.shape != shape:
-      problems.append(f"{name} is {x.shape}, the network's is {shape}")
+      problems.append(f"{name} has shape {x.shape}, but must have {shape}")
     else:
       target[...] = (x.T if turned else x).reshape(target.shape)
   if problems:
@@ -181,15 +181,15 @@ def fill(
 def from_hf(
   family: Family, cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.ndarray]
 ) -> dict:
-  """Returns the network from Hugging Face's tensors.
+  """Returns a network from Hugging Face's tensors.
 
   Raises:
-    ExchangeError: tensors are missing, of another shape, or unknown.
+    ExchangeError: tensors are missing, unknown or have the wrong shape.
   """
   left = dict(tensors)
-  if not any(name.startswith(family.prefix) for name in left):  # saved from a bare encoder
+  if not any(name.startswith(family.prefix) for name in left):  # a bare encoder
     left = {f"{family.prefix}{name}": x for name, x in left.items()}
-  if head is None:  # drop the task's head
+  if head is None:  # drop a task's head
     left = {name: x for name, x in left.items() if not name.startswith(family.head_prefixes)}
 
   def take(row: Row, i: int | None) -> tuple[str, np.ndarray | None]:
@@ -199,7 +199,7 @@ def from_hf(
   tied = left.pop(family.tied, None)
   word = network["embeddings"]["word"]
   if tied is not None and not np.array_equal(tied.astype(word.dtype), word):
-    raise ExchangeError(f"{family.tied} differs from the word embeddings: it must be tied")
+    raise ExchangeError(f"{family.tied} must equal the word embeddings")
   if extra := sorted(left.keys() - family.ignored):
     raise ExchangeError(f"unknown tensors: {', '.join(extra[:8])}")
   return network

@@ -2,12 +2,12 @@
 
 For each metric and log step a band has the mean over n seeds and a tolerance, the larger of
 - the prediction interval of one more run, t s sqrt(1 + 1/n): s is the standard deviation over
-  seeds, pooled over SMOOTH neighbouring lines because three seeds estimate it badly, or the line's
-  own if that is larger; t is Student's quantile for these degrees of freedom at a false-alarm rate
-  of ALARM per number, of which a run has some 400 (LOG.md, "The quickstart's band");
+  seeds, pooled over SMOOTH neighbouring lines because three seeds estimate it badly, or unpooled if
+  that is larger; t is Student's quantile for these degrees of freedom at a false-alarm rate of
+  ALARM per number, of which a run has some 400 (LOG.md, "The quickstart's band");
 - FLOOR x the metric's largest mean, which allows for other devices, versions and similar corpora.
-Successive lines are correlated and many metrics are tested, so a metric has left the band only
-after two lines in a row on the same side, or one at more than twice the tolerance.
+Successive lines are correlated and many metrics are tested, so a metric leaves the band only after
+two consecutive lines on the same side, or one at more than twice the tolerance.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ LEAST_RUNS = 3
 SMOOTH = 5  # lines around each line
 ALARM = 1e-4
 FLOOR = 0.02
-LEFT_OUT = ("step", "split", "loss", *metrics.TIMING)  # `loss` follows the schedules of its weights
+LEFT_OUT = ("step", "split", "loss", *metrics.TIMING)  # `loss` depends on its weights' schedules
 NAMED = 3  # causes in a warning
 
 
 class Level(NamedTuple):
-  """The mean and the tolerance of a metric at a log line."""
+  """The mean and tolerance of a metric at a log line."""
 
   mean: float
   tolerance: float
@@ -43,7 +43,7 @@ class Band:
 
   Fields:
     every_steps: steps between the lines; each line has the means since the previous one.
-    fields: the flat configuration, without the fields that seeds may differ in.
+    fields: the flat configuration, without fields that may differ between seeds.
     levels: {split: {step: {metric: Level}}}.
   """
 
@@ -63,7 +63,7 @@ class Band:
 
 
 def differing(band: Band, fields: Mapping) -> list[str]:
-  """Describes the fields of a flat configuration that differ from the reference's."""
+  """Describes the fields of a flat configuration that differ from the reference."""
 
   def short(value: object) -> str:
     is_hash = isinstance(value, str) and len(value) == 64
@@ -77,17 +77,17 @@ def differing(band: Band, fields: Mapping) -> list[str]:
 
 
 def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mapping) -> Band:
-  """Returns the band of several seeds of one configuration, at the steps that all have.
+  """Returns the band of several seeds of one configuration, at their common steps.
 
-  A metric without a value at one of these steps, in any run, has no levels. Raises ValueError for
-  too few runs, or runs without a line in common.
+  Leaves out metrics that lack a value at one of these steps in any run. Raises ValueError for too
+  few runs, or runs without a common step.
   """
   if len(histories) < LEAST_RUNS:
     raise ValueError(f"a band needs at least {LEAST_RUNS} runs, got {len(histories)}")
   by_run = [{(x["split"], x["step"]): x for x in lines} for lines in histories]
   common = sorted(set.intersection(*(set(lines) for lines in by_run)))
   if not common:
-    raise ValueError("the runs have no line of the same step")
+    raise ValueError("the runs have no log step in common")
   levels: dict[str, dict[int, dict[str, Level]]] = {}
   for split, step in common:
     levels.setdefault(split, {})[step] = {}
@@ -102,7 +102,7 @@ def make(histories: Sequence[Iterable[Mapping]], every_steps: int, fields: Mappi
 
 def _levels(values: np.ndarray) -> list[Level]:
   """Returns the levels of a metric from its values [runs, lines]."""
-  from scipy import stats  # slow to import, and needed to make a band only
+  from scipy import stats  # slow to import, and only needed to make a band
 
   n, lines = values.shape
   mean, variance = values.mean(0), values.var(0, ddof=1)
@@ -114,7 +114,7 @@ def _levels(values: np.ndarray) -> list[Level]:
 
 
 def write(path: Path, band: Band) -> None:
-  """Writes a band as JSON, numbers with five digits."""
+  """Writes a band as JSON with five-digit numbers."""
 
   def rounded(row: Mapping[str, Level]) -> dict[str, list[float]]:
     return {name: [float(f"{x:.5g}") for x in level] for name, level in row.items()}
@@ -129,7 +129,7 @@ def write(path: Path, band: Band) -> None:
 
 
 def read(path: Path) -> Band:
-  """Reads a band; raises ValueError if the file holds none, OSError if it cannot be read."""
+  """Reads a band; raises ValueError if the file is not a band, OSError if not readable."""
   try:
     content = json.loads(path.read_text())
     levels = {
@@ -143,12 +143,12 @@ def read(path: Path) -> Band:
 
 def _level(mean: float, tolerance: float) -> Level:
   if not (math.isfinite(mean) and tolerance > 0):
-    raise ValueError(f"a level of mean {mean} and tolerance {tolerance}")
+    raise ValueError(f"invalid mean {mean} or tolerance {tolerance}")
   return Level(mean, tolerance)
 
 
 class BandMonitor:
-  """Compares the lines of a run with a band; warns once, at the first line outside it."""
+  """Compares a run's lines with a band; warns once, at the first line outside it."""
 
   def __init__(self, band: Band, name: str, differing: Sequence[str] = ()):
     self._band, self._name, self._differing = band, name, differing
@@ -156,7 +156,7 @@ class BandMonitor:
     self._left = False
 
   def check(self, split: str, step: int, values: Mapping[str, float | None]) -> list[str]:
-    """Takes a log line and returns a warning if the run leaves the band there."""
+    """Takes a log line; returns a warning if the run leaves the band at it."""
     distances, out = self._band.distances(split, step, values), []
     for name, distance in distances.items():
       before = self._before.get((split, name), 0.0)
@@ -173,11 +173,12 @@ class BandMonitor:
       side = "above" if distances[name] > 0 else "below"
       seen.append(f"{name}{where} {shown(name, values[name])} is {side} {usual}")
     causes = ", ".join(f"({i}) {text}" for i, text in enumerate(causes_of(distances, values), 1))
-    own = f". Here, not in the reference: {', '.join(self._differing)}" if self._differing else ""
-    return [f"left the reference {self._name}: {'; '.join(seen)}. Likely causes: {causes}{own}"]
+    text = f"left the reference {self._name}: {'; '.join(seen)}. Likely causes: {causes}"
+    listed = ", ".join(self._differing)
+    return [f"{text}. Differences from the reference: {listed}" if listed else text]
 
 
-# The effect of each cause on kinds of metrics: 1 above the band, -1 below it, 0 inside it.
+# The effect of each cause on kinds of metrics: 1 above the band, -1 below, 0 inside.
 CAUSES: dict[str, Mapping[str, int]] = {
   "a higher learning rate (optimizer.learning_rate, generator_learning_rate)": {
     "rate": 1, "words": -1, "entropy": -1,
@@ -188,7 +189,7 @@ CAUSES: dict[str, Mapping[str, int]] = {
   "a generator that does not learn (optimizer.generator_learning_rate, a frozen generator)": {
     "rate": 0, "words": 1, "detection": 0,
   },
-  "targets that do not belong to their text (labels shuffled, or shifted by a position)": {
+  "targets that do not match their text (labels shuffled, or shifted by a position)": {
     "rate": 0, "words": 1, "detection": -1,
   },
   "a discriminator that does not learn (objective.discriminator_weight, its gradient)": {
@@ -197,21 +198,21 @@ CAUSES: dict[str, Mapping[str, int]] = {
   "text that is too easy: unknown tokens, a broken tokenizer, repeated documents": {
     "rate": 0, "words": -1, "entropy": -1,
   },
-  "text of another kind, or another vocabulary": {"rate": 0, "words": 1, "entropy": 1},
-  "gradients of another size (weights of the losses, optimizer.clip_norm, dtype)": {
+  "a different kind of text, or a different vocabulary": {"rate": 0, "words": 1, "entropy": 1},
+  "a different gradient scale (weights of the losses, optimizer.clip_norm, dtype)": {
     "rate": 0, "words": 0, "norm": 1,
   },
 }  # fmt: skip
 
 
-# {metric: its kind in CAUSES}; every `_auc` is "detection", every loss of tokens "words".
+# {metric: its kind in CAUSES}; every `_auc` is "detection", every token loss "words".
 KINDS = {"sample_entropy": "entropy", "learning_rate": "rate", "grad_norm": "norm"}
 
 
 def causes_of(distances: Mapping[str, float], names: Collection[str]) -> list[str]:
-  """Returns the NAMED causes whose effects agree best with the distances, the best first.
+  """Returns the NAMED causes whose effects agree best with the distances, best first.
 
-  The `names` of all metrics of the line show the losses of tokens (`baselines.words`).
+  `names` are all metrics of the line, from which `baselines.words` finds the token losses.
   """
   kinds = KINDS | {f"{stem}_loss": "words" for stem in baselines.words(names)}
   observed: dict[str, float] = {}

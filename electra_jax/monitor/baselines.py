@@ -1,4 +1,4 @@
-"""Trivial baselines of the metrics: what a predictor reaches that does not read the text."""
+"""Trivial baselines: the metrics of a predictor that does not read the text."""
 
 import dataclasses
 import math
@@ -8,18 +8,18 @@ import numpy as np
 
 from electra_jax.monitor import quantities
 
-# Losses of `objectives.copy_nll`: the share of their positions at which the input is the original.
+# {loss of `objectives.copy_nll`: line -> share of its positions whose input is the original}.
 COPIES = {
   "corrective": lambda line: line.get("sampled_accuracy"),
   "all_tokens": lambda line: None if (x := line.get("replaced")) is None else 1 - x,
 }
-SEQUENCES = ("contrast",)  # losses with an accuracy that predict no tokens
+SEQUENCES = ("contrast",)  # losses with an accuracy that do not predict tokens
 
 
 def words(names: Collection[str]) -> list[str]:
-  """Returns the prefixes of the losses of predicted tokens, from the names of a line's metrics.
+  """Returns the prefixes of token-prediction losses among the names of a line's metrics.
 
-  A loss of `terms.token_terms` has an accuracy; one of `terms.detection_terms` has a recall, too.
+  `terms.token_terms` has an accuracy; `terms.detection_terms` has a recall, too.
 
   >>> words(["mlm_loss", "mlm_accuracy", "rtd_loss", "rtd_accuracy", "rtd_recall"])
   ['mlm']
@@ -37,9 +37,9 @@ def _predicts_tokens(stem: str, names: Collection[str]) -> bool:
 class Baselines:
   """Statistics that determine the trivial baselines; None without held-out text."""
 
-  entropy: float | None = None  # of the unigrams, nats per token
+  entropy: float | None = None  # unigram entropy, nats per token
   most_frequent: float | None = None  # share of the most frequent token
-  choices: int | None = None  # candidates for the other view of a sequence in `contrast_loss`
+  choices: int | None = None  # candidates in `contrast_loss`
 
   @classmethod
   def of(cls, frequencies, group: int) -> "Baselines":
@@ -51,7 +51,7 @@ class Baselines:
     return cls(float(-(p * np.log(p)).sum()), float(p.max()), 2 * group - 1)
 
   def level(self, name: str, line: Mapping[str, float | None]) -> tuple[str, float] | None:
-    """Returns (description, value) of the trivial baseline for a metric of a line, or None."""
+    """Returns (description, value) of a metric's trivial baseline at a line, or None."""
     stem = quantities.of(name).subject
     known = {
       "contrast_loss": ("any view", self.choices and math.log(self.choices)),
@@ -77,8 +77,8 @@ class Baselines:
   def _copying(self, stem: str, line: Mapping[str, float | None]) -> tuple[str, float | None]:
     """Returns the baseline of a loss of COPIES, in nats.
 
-    It copies with the share of tokens that are original, whatever the token, and else predicts the
-    frequencies p. A copy that would also be predicted is left out: at most replaced x E[p] nats.
+    The predictor copies any token with probability 1 - replaced, else predicts the frequencies p.
+    The estimate ignores copies that p would also predict, at most replaced x E[p] nats.
     """
     share, replaced, level = COPIES[stem](line), line.get("replaced"), None
     if None not in (share, self.entropy) and replaced and replaced < 1:
@@ -87,11 +87,10 @@ class Baselines:
 
 
 def positives(stem: str, line: Mapping[str, float | None]) -> float | None:
-  """Returns the share of positives (replaced tokens) among the tokens that a detector judged.
+  """Returns the share of positives (replaced tokens) among the tokens in a detection loss.
 
-  With N tokens, P of them positive, T found and W answers "positive": accuracy = (N - P - W + 2T) /
-  N, recall = T / P and precision = T / W give P / N. So it is the share in the loss, for any
-  objective: among the masked positions where only these are judged.
+  With N tokens, P of them positive, T true positives and W predicted positives: accuracy =
+  (N - P - W + 2T) / N, recall = T / P and precision = T / W give P / N.
 
   >>> positives("rtd", {"rtd_accuracy": 0.9, "rtd_recall": 0.5, "rtd_precision": 0.5})
   0.1
@@ -101,11 +100,11 @@ def positives(stem: str, line: Mapping[str, float | None]) -> float | None:
   precision = line.get(f"{stem}_precision")
   if accuracy is None or recall is None or precision == 0:  # W is unknown if T is 0
     return None
-  wrong = 1 - recall + (recall / precision - recall if precision else 0.0)  # for each positive
+  wrong = 1 - recall + (recall / precision - recall if precision else 0.0)  # per positive
   share = (1 - accuracy) / wrong if wrong > 1e-6 else math.nan
   return round(share, 9) if 0 <= share <= 1 else None
 
 
 def binary_entropy(share: float) -> float:
-  """Returns the entropy of a coin in nats."""
+  """Returns the entropy of a Bernoulli variable in nats."""
   return sum(-p * math.log(p) for p in (share, 1 - share) if 0 < p < 1) + 0.0

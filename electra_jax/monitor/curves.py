@@ -12,11 +12,11 @@ from electra_jax.runtime.workdir import replacing
 
 # One colour per metric, for its training line and its held-out points.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a")
-REDRAW_SECS = 20  # at least, between two drawings: one takes half a second
+REDRAW_SECS = 20  # minimum between drawings, each of which takes half a second
 
 
 class Redrawn:
-  """A tracker that redraws the curves at evaluations, at most every REDRAW_SECS."""
+  """A tracker that redraws the curves at evaluations, at most once in REDRAW_SECS."""
 
   def __init__(self, draw: Callable[[], None]):
     self._draw, self._drawn = draw, time.monotonic()
@@ -27,7 +27,7 @@ class Redrawn:
       self._drawn = time.monotonic()
 
   def close(self, failed: bool) -> None:
-    pass  # the run draws the final picture
+    pass  # the run draws the final plot
 
 
 def draw(path: Path, title: str, history: list[dict], baselines: Baselines) -> None:
@@ -44,17 +44,17 @@ def draw(path: Path, title: str, history: list[dict], baselines: Baselines) -> N
     _panel(axis, heading, names, history, baselines)
   for axis in axes[len(panels) :]:
     axis.remove()
-  # Fixed margins: a layout engine draws everything twice, half a second of each run.
+  # Fixed margins: a layout engine draws everything twice, which takes half a second.
   figure.subplots_adjust(
     *(0.6 / width, 0.85 / height, 1 - 0.1 / width, 1 - 0.6 / height), wspace=0.22, hspace=0.48
   )
-  # Not as mathematics, whatever the folder is called.
+  # The name of a folder is not LaTeX.
   figure.suptitle(title, x=0.1 / width, y=1 - 0.1 / height, ha="left", va="top", parse_math=False)
   save_figure(path, figure)
 
 
 def new_figure(width: float, height: float, **options):
-  """Returns a matplotlib figure, sizes in inches, that needs no display."""
+  """Returns a matplotlib figure, in inches, that needs no display."""
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), dpi=130, **options)
@@ -62,7 +62,7 @@ def new_figure(width: float, height: float, **options):
 
 @contextlib.contextmanager
 def plain_names():
-  """A context, and a decorator, in which figures show a $ as it is: names are not LaTeX."""
+  """A context manager and decorator in which figures show $ literally: names are not LaTeX."""
   import matplotlib
 
   with matplotlib.rc_context({"text.parse_math": False}):
@@ -70,7 +70,7 @@ def plain_names():
 
 
 def save_figure(path: Path, figure) -> None:
-  """Writes a figure as a PNG atomically."""
+  """Writes a figure as PNG, atomically."""
   with replacing(path) as temporary:
     figure.savefig(temporary, format="png")
 
@@ -78,7 +78,7 @@ def save_figure(path: Path, figure) -> None:
 def layout(history: list[dict]) -> dict[str, list[str]]:
   """Returns {title: metric names}, one entry per panel.
 
-  Each loss has a panel. Fractions with a common prefix share one, and single ones share another.
+  Each loss has a panel. Fractions with a common prefix share a panel, as do all single fractions.
   Other metrics have a panel each; timings and the norms of weights and updates are omitted.
   """
   skipped = {"step", "split", *metrics.TIMING, "param_norm", "update_norm"}
@@ -116,7 +116,7 @@ def _panel(axis, title: str, names: list[str], history: list[dict], baselines: B
   axis.grid(alpha=0.25)
   axis.spines[["top", "right"]].set_visible(False)
   if len(axis.get_legend_handles_labels()[1]) > 1:
-    below = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.17)}  # where it covers no points
+    below = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.17)}  # covers no points
     axis.legend(fontsize=7, frameon=False, ncols=3, columnspacing=1, **below)
 
 
@@ -125,8 +125,8 @@ def levels(
 ) -> tuple[list[int], list[float], str | None]:
   """Returns the steps, values and description of a metric's trivial baseline; empty if unknown.
 
-  The baseline of detection changes with the share of replaced tokens, which is read from the
-  training lines or, without any, from the evaluations.
+  The detection baseline depends on the share of replaced tokens, taken from training lines if
+  there are any, else from evaluations.
   """
   for split in ("train", "heldout"):
     lines = [line for line in history if line["split"] == split and line.get(name) is not None]
@@ -137,6 +137,6 @@ def levels(
 
 
 def points(history: list[dict], split: str, name: str) -> tuple[list[int], list[float]]:
-  """Returns the steps and values of a metric; NaN, which leaves a gap, for a count of 0."""
+  """Returns the steps and values of a metric; NaN, which leaves a gap, for None."""
   lines = [x for x in history if x["split"] == split and name in x]
   return [x["step"] for x in lines], [math.nan if x[name] is None else x[name] for x in lines]

@@ -1,4 +1,4 @@
-"""Wall time of a run by activity, and the speed of its steps."""
+"""A run's wall time by activity, and the speed of its steps."""
 
 import collections
 import contextlib
@@ -29,7 +29,7 @@ class Goodput:
 
   @contextlib.contextmanager
   def doing(self, activity: str) -> Iterator[None]:
-    """Counts the time inside for `activity`, and not for an enclosing one."""
+    """Counts the time of the block for `activity`, not for an enclosing activity."""
     before = self._switch(activity)
     try:
       yield
@@ -37,7 +37,7 @@ class Goodput:
       self._switch(before)
 
   def now(self) -> tuple[str, float]:
-    """Returns the activity of this moment and its seconds so far."""
+    """Returns the current activity and its seconds so far."""
     return self._doing, time.monotonic() - self._since
 
   def secs(self) -> dict[str, float]:
@@ -46,7 +46,7 @@ class Goodput:
     return dict(self._secs)
 
   def summary(self) -> str:
-    """Returns the shares as text.
+    """Formats the shares of the activities.
 
     >>> Goodput().summary()
     '< 0.1 s: rest 100 %'
@@ -58,12 +58,12 @@ class Goodput:
 
 
 def ordered(activities: Iterable[str]) -> list[str]:
-  """Returns activities in the order of ORDER, unknown ones last."""
+  """Sorts activities as in ORDER, unknown ones last."""
   return sorted(activities, key=lambda k: ORDER.index(k) if k in ORDER else len(ORDER))
 
 
 class Speed:
-  """Speed between two log lines, counting only the seconds of `goodput` in "steps" and "data".
+  """Speed between two log lines, over the seconds that `goodput` counts as "steps" or "data".
 
   Args:
     flops_per_step: matmul FLOPs over all devices.
@@ -75,7 +75,7 @@ class Speed:
   ):
     self._goodput, self._batch_size, self._seq_length = goodput, batch_size, seq_length
     self._flops, self._peak, self._started = flops_per_step, peak, time.monotonic()
-    self._first = 0, 0.0  # the last step before the interval, and the seconds until then
+    self._first = 0, 0.0  # the last step before the interval, and its seconds
 
   def restart(self, step: int) -> None:
     """Starts a new interval after `step`."""
@@ -83,7 +83,7 @@ class Speed:
     self._first = step, secs.get("steps", 0.0) + secs.get("data", 0.0)
 
   def read(self, step: int, steps_left: int) -> dict[str, float | None]:
-    """Returns the speed since the last reading, and starts a new interval."""
+    """Returns the speed of the interval, and starts a new one."""
     first, secs_before = self._first
     self.restart(step)
     steps, secs = step - first, self._first[1] - secs_before

@@ -1,9 +1,8 @@
 """Warnings from a run's log lines: loss spikes, collapsed networks, departures from a reference.
 
-Metrics are recognised by name, as in metrics.jsonl: a loss with an accuracy (`mlm_loss`,
-`mlm_accuracy`), a discriminator's `_auc` and `_recall`, a generator's `sample_entropy`. Metrics
-that an objective does not report are not checked. A loss that is not finite is found in `metrics`,
-and `pretrain.train` stops or rolls back.
+Checks metrics by name, as in metrics.jsonl: a loss with an accuracy (`mlm_loss`, `mlm_accuracy`), a
+discriminator's `_auc` and `_recall`, a generator's `sample_entropy`. `metrics` detects non-finite
+losses, and `pretrain.train` stops or rolls back.
 """
 
 import collections
@@ -15,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from electra_jax.monitor import quantities
 from electra_jax.monitor.bands import BandMonitor
 
-GENERATOR_LOSSES = ("mlm_loss", "cloze_loss")  # in nats, like the entropy of a generator's samples
-LEAST_LINES = 5  # lines of a loss before it is checked for spikes
-LEAST_RISE = 0.1  # nats: a loss near 0 may double by chance
-# Noise limit in median absolute deviations; 7 are 4.7 standard deviations. Lines of one step of a
-# few sequences differ by more than a tenth.
+GENERATOR_LOSSES = ("mlm_loss", "cloze_loss")  # in nats, as is sample_entropy
+LEAST_LINES = 5  # lines of a loss before checks for spikes
+LEAST_RISE = 0.1  # nats; a loss near 0 may double at random
+# Noise limit in median absolute deviations; 7 are 4.7 standard deviations. Without it, lines of one
+# small batch would exceed LEAST_RISE.
 NOISE = 7
 
 
@@ -27,13 +26,13 @@ NOISE = 7
 class Limits:
   """Thresholds of the warnings; 0 disables a check."""
 
-  window: int  # lines that a collapse must last, and of a loss's median
-  loss_spike: float  # ratio of a loss to that median; the rise must also exceed the window's noise
-  auc_margin: float  # a discriminator's AUC closer than this to 0.5 is guessing
-  # least fraction of replaced tokens found; below it, the answer is always "original"
+  window: int  # lines of a collapse before a warning, and of a loss's median
+  loss_spike: float  # ratio of a loss to the median; the rise must exceed the noise, too
+  auc_margin: float  # an AUC closer than this to 0.5 is chance
+  # least fraction of replaced tokens found; below it, all predictions are "original"
   recall: float
   entropy_ratio: float  # least ratio of the generator's entropy to its loss; 1 if calibrated
-  # collapses are checked after this many steps of training; discriminators start with "original"
+  # first step checked for collapses; untrained discriminators predict "original"
   after_step: int
 
   def __post_init__(self):
@@ -43,16 +42,16 @@ class Limits:
       raise ValueError(f"health.loss_spike must be above 1, or 0 for off, got {self.loss_spike}")
     for name, most in (("auc_margin", 0.5), ("recall", 1.0), ("entropy_ratio", 1.0)):
       if not 0 <= getattr(self, name) <= most:
-        raise ValueError(f"health.{name} must be from 0 to {most}, got {getattr(self, name)}")
+        raise ValueError(f"health.{name} must be between 0 and {most}, got {getattr(self, name)}")
 
 
 class Health:
-  """The state of the checks of a run.
+  """The state of a run's checks.
 
   Args:
     history: lines of metrics.jsonl to replay, so that a resumed run warns as if uninterrupted.
-    reference: a band that the lines are also compared with.
-    suspended_checks: step -> names or kinds of metrics that are not checked for a collapse then.
+    reference: compares the lines with a band.
+    suspended_checks: step -> names or kinds of metrics not checked for a collapse at it.
   """
 
   def __init__(
@@ -63,17 +62,17 @@ class Health:
     suspended_checks: Callable[[int], tuple[str, ...]] = lambda step: (),
   ):
     self._limits, self._reference, self._suspended_checks = limits, reference, suspended_checks
-    self._last: dict[str, int] = {}  # the last line at which a metric was not checked
+    self._last: dict[str, int] = {}  # the last step at which a metric's check was suspended
     self._levels: dict[str, _Level] = {}
-    self._newest: tuple[int, list[str]] = (0, [])  # the newest line's step, and its warnings
-    self._since: dict[str, tuple[int, int]] = {}  # where a collapse began, and its lines so far
+    self._newest: tuple[int, list[str]] = (0, [])  # the newest line's step and its warnings
+    self._since: dict[str, tuple[int, int]] = {}  # first step of a collapse, and its lines so far
     for line in history:
       self.check(line["step"], line, line.get("split", "train"))
 
   def check(self, step: int, values: Mapping[str, float | None], split: str = "train") -> list[str]:
-    """Returns a warning for each problem that begins with a line.
+    """Returns a warning for each problem that begins at a line.
 
-    Evaluations are compared with the reference only.
+    Evaluations are only compared with the reference.
     """
     warnings = [*self._spikes(values), *self._collapses(step, values)] if split == "train" else []
     if self._reference:
@@ -83,7 +82,7 @@ class Health:
     return told
 
   def warnings(self, step: int) -> list[str]:
-    """Returns the warnings of the lines of a step, which is the newest one if it has any."""
+    """Returns the warnings at a step, [] unless it is the newest."""
     newest, warnings = self._newest
     return warnings if newest == step else []
 
@@ -93,11 +92,11 @@ class Health:
     for name, value in values.items():
       quantity = quantities.of(name)
       accuracy = quantity.other("accuracy")
-      # Not the weighted sum `loss`, without an accuracy: it jumps when a schedule changes a weight.
+      # Not the weighted sum `loss`, which jumps when a schedule changes a weight.
       if quantity.kind != "loss" or value is None or accuracy not in values:
         continue
-      # A discriminator's loss rises as its generator learns, but without a collapse only to log 2,
-      # the most that predicting the base rate can cost.
+      # A discriminator's loss rises as its generator learns, but at most to log 2, the largest loss
+      # of predicting the base rate, unless it collapses.
       least = math.log(2) if quantity.other("auc") in values else 0.0
       level = self._levels.setdefault(name, _Level(self._limits, least))
       lines = len(level.usual)
@@ -123,7 +122,7 @@ class Health:
 
 
 class _Level:
-  """The usual level of a loss: its last lines, without spikes."""
+  """The usual level of a loss: the last lines without spikes."""
 
   def __init__(self, limits: Limits, least: float):
     self._ratio, self._least = limits.loss_spike, least
@@ -131,13 +130,13 @@ class _Level:
     self._high: list[float] = []  # lines of the current spike
 
   def take(self, value: float) -> float | None:
-    """Takes a loss and returns the usual median if a spike begins here."""
+    """Takes a loss; returns the usual median if a spike begins here."""
     begins, limit, median = not self._high, math.inf, None
     if len(self.usual) >= LEAST_LINES:
       median = statistics.median(self.usual)
       noise = statistics.median(abs(x - median) for x in self.usual)
       rise = max((self._ratio - 1) * median, NOISE * noise, LEAST_RISE)
-      # A spike ends half way back, so that a loss that wavers at the limit is one spike.
+      # A spike ends half-way back, so that a loss that fluctuates at the limit is one spike.
       limit = max(median + (rise if begins else rise / 2), self._least)
     is_high = value > limit
     self._high = [*self._high, value] if is_high else []

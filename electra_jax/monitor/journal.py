@@ -1,11 +1,12 @@
 """The events of a run, for its report: journal.jsonl in its folder.
 
-A line is {"time": seconds since 1970, "event": ..., ...}: "start" has the step (0 from scratch; not
-in earlier versions), the code, the devices, the number of minimal pairs and the command; "warning"
-its text; "diverged" the step at which a number was NaN or infinite and the run stopped, null in an
-evaluation; "horizon" the step at which a run by the clock has decided its steps and its decay's
-steps; "first step" the seconds of each activity since the start, and "goodput" the same at
-evaluations, saves and the end.
+A line is {"time": seconds since 1970, "event": ..., ...}. Events:
+start       step (0 from scratch; not in earlier versions), code, devices, minimal pairs, command
+warning     text
+diverged    step at which a run stopped at a NaN or infinity; null in an evaluation
+horizon     step at which a run with a time limit fixed its steps and decay_steps
+first step  seconds of each activity since the start
+goodput     the same at evaluations, saves and the end
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 JOURNAL_FILE = "journal.jsonl"
-# {event: {field that its lines have in all versions: type}}
+# {event: {field of its lines in all versions: type}}
 FIELDS = {
   "start": {"devices": int, "device_kind": str, "jax": str},
   "warning": {"text": str},
@@ -27,13 +28,13 @@ FIELDS = {
 
 
 class Journal:
-  """Appends events; write errors are ignored."""
+  """Appends events; ignores write errors."""
 
   def __init__(self, folder: Path, enabled: bool = True):
     self._path, self._enabled = folder / JOURNAL_FILE, enabled
 
   def write(self, event: str, **values: Any) -> None:
-    """Appends an event with values that JSON can hold."""
+    """Appends an event with JSON values."""
     if self._enabled:
       line = json.dumps({"time": round(time.time(), 1), "event": event, **values}) + "\n"
       with contextlib.suppress(OSError), self._path.open("a+b") as file:
@@ -75,14 +76,14 @@ def starts(events: list[dict]) -> list[tuple[dict, dict[str, float]]]:
     if line["event"] == "start":
       found.append((line, {}))
     elif line["event"] == "goodput":
-      # They grow within a start; else, or at first, the line of their start was damaged.
+      # Seconds grow within a start; if they do not, the line of their start was damaged.
       grew = found and sum(line["secs"].values()) >= sum(found[-1][1].values())
       found.append((found.pop()[0] if grew else {}, line["secs"]))
   return found
 
 
 def diverged(events: list[dict]) -> bool:
-  """Returns whether the newest start of a run ended at a number that is not finite.
+  """Returns whether the newest start of a run ended at a non-finite number.
 
   >>> diverged([{"event": "start"}, {"event": "diverged"}])
   True
@@ -94,7 +95,7 @@ def diverged(events: list[dict]) -> bool:
 
 
 def seconds(events: list[dict]) -> dict[str, float]:
-  """Returns the seconds of each activity, summed over the starts."""
+  """Returns the seconds of each activity, summed over starts."""
   total: dict[str, float] = {}
   for _, secs in starts(events):
     total |= {k: total.get(k, 0.0) + x for k, x in secs.items()}

@@ -1,4 +1,4 @@
-"""The log of a run: metrics.jsonl, the terminal, and other places such as trackers."""
+"""The log of a run: metrics.jsonl, the terminal, and trackers."""
 
 import contextlib
 import errno
@@ -18,8 +18,8 @@ from electra_jax.runtime.workdir import free_name, naming, replacing
 class History:
   """metrics.jsonl: one line per log step or evaluation, `{"step", "split", name: value...}`.
 
-  A resumed run first drops the lines beyond its step, which it writes again, and damaged lines,
-  with `warnings`. Where training starts over, the earlier file is renamed, with `notes`.
+  A resumed run first drops the lines after its step, which it writes again, and damaged lines, with
+  `warnings`. If training starts over, renames the earlier file, with `notes`.
   """
 
   def __init__(self, path: Path, resumed_step: int | None):
@@ -32,13 +32,13 @@ class History:
         self.warnings = [f"{path}: dropped damaged lines: {', '.join(bad)}"]
     elif found:
       aside = path.rename(free_name(path))
-      self.notes = [f"training starts over: the earlier {path.name} is now {aside}"]
+      self.notes = [f"training starts over: renamed the earlier {path.name} to {aside}"]
     with replacing(path) as temporary:
       temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
     self._file = path.open("ab", buffering=0)
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Appends a line completely, or raises OSError, naming the file, and appends nothing."""
+    """Appends a line atomically; raises OSError with the file's name."""
     values = {"step": step, "split": split, **values}
     line = json.dumps(values, allow_nan=False).encode() + b"\n"
     end = self._file.seek(0, os.SEEK_END)
@@ -52,7 +52,7 @@ class History:
         raise
 
   def sync(self) -> None:
-    """Flushes the lines to disk or bucket. Raises OSError, naming the file."""
+    """Flushes the lines to disk or bucket; raises OSError with the file's name."""
     with naming(self.path):
       os.fsync(self._file.fileno())
 
@@ -64,10 +64,10 @@ class Log:
   """All outputs of a run.
 
   Args:
-    others: make further destinations of the lines. One that cannot be made ends the run; a tracker
-      that fails later is dropped.
-    must_write: raise if a file or a line cannot be written; if False, warn.
-    enabled: True in one process only.
+    others: make further destinations of the lines. Failing to make one ends the run; a tracker that
+      fails later is dropped.
+    must_write: raise, not only warn, if a file or a line cannot be written.
+    enabled: True in only one process.
   """
 
   def __init__(
@@ -97,16 +97,16 @@ class Log:
 
   @contextlib.contextmanager
   def _writing(self, what: str) -> Iterator[None]:
-    """Raises, or only warns, if `what` cannot be written."""
+    """Raises or warns if `what` cannot be written."""
     try:
       yield
     except OSError as error:
       if self._must_write:
         raise
-      self.warn([f"{what}: not written to {error.filename}: {error.strerror}"])
+      self.warn([f"{what}: cannot write to {error.filename}: {error.strerror}"])
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-    """Writes one line to all outputs."""
+    """Writes a line to all outputs."""
     if not self._enabled:
       return
     self.display.show(step, split, values)
@@ -116,7 +116,7 @@ class Log:
           place.write(step, split, values)
         except TrackerError as error:
           self._places.remove(place)
-          self.warn([f"step {step}: {error}; no more lines go there until the run is resumed"])
+          self.warn([f"step {step}: {error}; not used again until the run is resumed"])
 
   def sync(self) -> None:
     """Flushes metrics.jsonl, so that it survives a power cut or the loss of the machine."""
@@ -125,14 +125,14 @@ class Log:
         history.sync()
 
   def warn(self, warnings: Iterable[str]) -> None:
-    """Prints one line per warning, and keeps it in the journal."""
+    """Prints a line for each warning and writes it to the journal."""
     for warning in warnings:
       self.journal.write("warning", text=warning)
       self.display.print_line(f"warning: {warning}", style="bold")
 
   def close(self) -> None:
-    """Closes the files, ignoring errors; after an exception trackers show a failed run."""
+    """Closes the outputs, ignoring errors; after an exception, trackers show a failed run."""
     for place in self._places:
-      with contextlib.suppress(OSError, TrackerError):  # failed writes were already reported
+      with contextlib.suppress(OSError, TrackerError):  # failed writes are already reported
         place.close(failed=sys.exception() is not None)
     self._places = []

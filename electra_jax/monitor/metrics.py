@@ -1,7 +1,7 @@
 """Metrics of a run: sums over the steps of a window, and their means.
 
-Terms of any name are summed and divided. Terms ending in `_scores` are histograms [2, bins] of two
-classes' scores, reported as the area under the ROC curve (`_auc`); `_loss` terms are in nats.
+Each term has a total and a count. `_scores` terms are histograms [2, bins] of two classes' scores,
+reported as the area under the ROC curve (`_auc`); `_loss` terms are in nats.
 """
 
 import collections
@@ -16,9 +16,9 @@ from electra_jax.monitor import quantities
 from electra_jax.runtime.parallel import Packed
 
 HISTORY_FILE = "metrics.jsonl"  # in the run's folder
-# Reported for the last step of a window; other scalars are averaged over it.
+# Reported for the last step of a window; other scalars are averaged over the window.
 LAST = ("learning_rate", "param_norm")
-# Timings: the only numbers of a line that differ between two identical runs.
+# Timings: the only numbers that differ between identical runs.
 TIMING = (
   "sequences_per_sec tokens_per_sec mfu eta_secs elapsed_secs "
   "fastest_host_step_ms slowest_host_step_ms slowest_host"
@@ -37,7 +37,7 @@ def auc(scores: np.ndarray) -> float | None:
   Args:
     scores: [2, bins], counts of negatives (row 0) and positives (row 1), by ascending score.
 
-  >>> auc(np.array([[3, 1], [1, 3]]))  # of 16 pairs, 9 are in order and 6 tie
+  >>> auc(np.array([[3, 1], [1, 3]]))  # of 16 pairs, 9 are in order, 6 tied
   0.75
   """
   negatives, positives = np.asarray(scores, np.float64)
@@ -62,7 +62,7 @@ class Window:
   """Sums the metrics of the steps between two log lines, in float64 and in step order.
 
   Reading a metric blocks on the device, so the last `ahead` steps stay unread to keep it busy.
-  Checkpoints save the sums (`state_dict`), so an interruption does not change a bit of a line.
+  Checkpoints save the sums (`state_dict`), so an interruption does not change any line.
   """
 
   def __init__(self, saved: dict | None = None, *, ahead: int = 2):
@@ -85,18 +85,18 @@ class Window:
     except NotFiniteError as error:
       error.step = step
       raise
-    if self._sum.size != self._numbers.size:  # the first step, or the first of another objective
+    if self._sum.size != self._numbers.size:  # the first step, or a new objective
       self._sum, self.steps = np.zeros_like(self._numbers), 0
     self._sum += self._numbers
     self.steps += 1
 
   def drain(self) -> None:
-    """Waits for all steps so far, and checks that they are finite."""
+    """Waits for all steps so far; raises NotFiniteError."""
     while self._unread:
       self._read()
 
   def values(self) -> dict[str, float | None]:
-    """Returns the values of the window so far, which must have a step."""
+    """Returns the values of the non-empty window so far."""
     self.drain()
     sums, last = self._newest.unpack(self._sum), self._newest.unpack(self._numbers)
     terms = means(sums.pop("terms"))
@@ -104,19 +104,19 @@ class Window:
     return losses_first({**terms, **scalars})
 
   def close(self) -> dict[str, float | None]:
-    """Returns the values of the window, which must have a step, and starts the next window."""
+    """Returns the values of the non-empty window and starts the next."""
     values = self.values()
     self._sum, self.steps = np.zeros(0), 0
     return values
 
   def state_dict(self) -> dict:
-    """Returns the sums as JSON, which keeps floats exactly."""
+    """Returns the sums for JSON, which preserves floats exactly."""
     self.drain()
     return {"sum": self._sum.tolist(), "steps": self.steps}
 
 
 def check_finite(where: str, packed: Packed, numbers: np.ndarray) -> None:
-  """Raises NotFiniteError with `where` and the names of metrics that are NaN or infinite."""
+  """Raises NotFiniteError, with `where`, if metrics are NaN or infinite."""
   if np.isfinite(numbers).all():
     return
   bad = {}
@@ -132,8 +132,8 @@ def evaluate(
 ) -> dict[str, float | None] | None:
   """Returns the metrics of `eval_step(params, batch)` over all batches.
 
-  None if `stops`, which is called before each batch, returns something. Raises NotFiniteError with
-  `step`, the number of steps trained.
+  Returns None if `stops`, called before each batch, returns a true value. Raises NotFiniteError
+  with `step`, the number of steps trained.
   """
   sums = 0.0
   for batch in batches:
@@ -147,18 +147,18 @@ def evaluate(
 
 
 def losses_first(values: dict) -> dict:
-  """Returns the values in display order."""
+  """Sorts metrics for display."""
   return dict(sorted(values.items(), key=lambda item: quantities.of(item[0]).kind != "loss"))
 
 
 def read_history(path: Path) -> list[dict]:
-  """Returns the lines of a run's metrics.jsonl, without damaged ones."""
+  """Returns the undamaged lines of a run's metrics.jsonl."""
   found = map(parse_line, path.read_bytes().splitlines() if path.exists() else ())
   return [line for line in found if line is not None]
 
 
 def parse_line(text: bytes) -> dict | None:
-  """Returns {"step", "split", name: number or None...}, None if the line is damaged."""
+  """Returns {"step", "split", name: number or None...}, or None for a damaged line."""
   try:
     line = json.loads(text)
     step, split = line["step"], line["split"]

@@ -1,7 +1,7 @@
-"""What a metric is: its name is a subject and a kind, `rtd_auc`, and the kind has a unit.
+"""Parses the name of a metric into a subject and a kind (`rtd_auc`), which determines the unit.
 
-Lines of metrics.jsonl hold only names and numbers, also in earlier versions and for users'
-objectives. This is the one place where a name is taken apart.
+Lines of metrics.jsonl hold only names and numbers, also from earlier versions and registered
+objectives.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 
   text: Callable[[float], str]  # the value with its unit
   unit: str = ""  # of an axis
-  is_in_value: bool = False  # the text says the kind: the display name is the subject
+  is_in_value: bool = False  # the unit shows the kind, so the label is only the subject
 
 
 FRACTIONS = "accuracy", "recall", "precision", "replaced", "copied"
@@ -40,7 +40,7 @@ KINDS = {
   "entropy": Kind("{:.4f} nats".format, "nats"),
   **dict.fromkeys(FRACTIONS, Kind(_percent, "fraction")),
   "auc": Kind(_number, "fraction"),
-  "scores": Kind(_number),  # a histogram, of which lines have the auc
+  "scores": Kind(_number),  # a histogram; lines have its auc
   "mfu": Kind(_percent),
   "per_sec": Kind(_per_second, is_in_value=True),
   "secs": Kind(clock, is_in_value=True),
@@ -50,18 +50,18 @@ OTHER = Kind(_number)
 
 
 class Quantity(NamedTuple):
-  """A metric's name in its two parts."""
+  """The parts of a metric's name."""
 
   subject: str  # "rtd" of rtd_auc, "" of loss
-  kind: str  # a key of KINDS, "" of another: learning_rate
+  kind: str  # a key of KINDS, or "" (learning_rate)
 
   def other(self, kind: str) -> str:
-    """Returns the name of another metric of the subject."""
+    """Returns the name of another metric of this subject."""
     return f"{self.subject}_{kind}"
 
 
 def of(name: str) -> Quantity:
-  """Takes a name apart.
+  """Parses a name.
 
   >>> of("rtd_auc"), of("loss").kind, of("tokens_per_sec").kind, of("learning_rate").kind
   (Quantity(subject='rtd', kind='auc'), 'loss', 'per_sec', '')
@@ -84,7 +84,7 @@ def shown(name: str, value: float | None) -> str:
 
 
 def label(name: str) -> str:
-  """Returns a metric's display name: `tokens_per_sec` is tokens, as its value has the unit."""
+  """Returns a metric's display name: tokens for `tokens_per_sec`, whose value has the unit."""
   subject, kind = of(name)
   short = subject if KINDS.get(kind, OTHER).is_in_value else name
   return short.upper() if short in ("eta", "mfu") else short.replace("_", " ")

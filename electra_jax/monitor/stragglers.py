@@ -1,7 +1,7 @@
 """Detection of slow processes.
 
-Step times are equal on all processes, because each waits in the gradient all-reduce. Each one's own
-time is estimated from a local matmul and its data wait, neither of which waits for others.
+Step times are equal on all processes, because each waits in the gradient all-reduce. The time that
+each process needs is estimated from a local matmul and its wait for data.
 """
 
 import functools
@@ -23,7 +23,7 @@ TRIES = 3
 
 @functools.cache
 def _work():
-  # Long enough to show a shared core: the scheduler lets short work pass undisturbed.
+  # Long enough to reveal a shared core: the scheduler does not interrupt short work.
   on_cpu = jax.default_backend() == "cpu"
   size, dtype = (512, jnp.float32) if on_cpu else (4096, jnp.bfloat16)
   work = jax.jit(lambda x: jax.lax.fori_loop(0, 8, lambda _, y: y @ x, x))
@@ -31,7 +31,7 @@ def _work():
 
 
 def probe_secs() -> float:
-  """Returns the time of a small local computation on this process's slowest device."""
+  """Returns the time of a small computation on this process's slowest device."""
   work, places = _work()
   times = timeit.repeat(
     lambda: jax.block_until_ready([work(x) for x in places]), number=1, repeat=TRIES
@@ -40,11 +40,11 @@ def probe_secs() -> float:
 
 
 def own_secs(step_secs: float, data_secs: np.ndarray, probes: np.ndarray) -> np.ndarray:
-  """Returns [processes], the estimated step time of each if it waited for no other.
+  """Returns the estimated step time of each process without waiting for others, [processes].
 
   Args:
-    step_secs: the common step time, data included.
-    data_secs: [processes], the part spent waiting for data.
+    step_secs: the common step time, including data.
+    data_secs: [processes], waiting for data.
     probes: [processes], from `probe_secs`.
   """
   computing = max(step_secs - data_secs.max(), 0.0)
@@ -52,9 +52,9 @@ def own_secs(step_secs: float, data_secs: np.ndarray, probes: np.ndarray) -> np.
 
 
 class StragglerDetector:
-  """Compares the processes of a run; all must call it together.
+  """Compares the processes of a run; all call it together.
 
-  It warns if a process's step time / the others' median exceeds `slow_ratio` on two lines in a row.
+  Warns if a process's step time / the others' median exceeds `slow_ratio` on two lines in a row.
   """
 
   def __init__(self, slow_ratio: float, batch_size: int, step: int):
@@ -67,9 +67,9 @@ class StragglerDetector:
   def after(
     self, step: int, sequences_per_sec: float | None, data_secs: float, log: Log
   ) -> Mapping[str, float]:
-    """Returns numbers for a log line, and warns when a process becomes slow.
+    """Returns numbers for a log line, and warns if a process becomes slow.
 
-    The speed is since the previous line, None if there were no steps; `data_secs` is this
+    `sequences_per_sec` is since the previous line, None without steps; `data_secs` is this
     process's total wait for data.
     """
     first = self._step == self._start  # its first batch opens the data
@@ -85,7 +85,7 @@ class StragglerDetector:
     return values
 
   def check(self, own: np.ndarray, data_secs: np.ndarray) -> tuple[Mapping[str, float], list[str]]:
-    """Returns the numbers and warnings from the step times and data waits of all [processes]."""
+    """Returns numbers and warnings from the step times and data waits [processes]."""
     slowest = int(own.argmax())
     others = float(np.median(np.delete(own, slowest)))
     values = {
@@ -96,11 +96,11 @@ class StragglerDetector:
     suspect = slowest if own[slowest] > self._slow_ratio * others else None
     self._lines = self._lines + 1 if suspect == self._suspect else 1
     self._suspect = suspect
-    # One line may be chance; later ones would repeat the warning.
+    # One line may be noise; later lines would repeat the warning.
     if suspect is None or self._lines != 2:
       return values, []
     return values, [
-      f"process {slowest} ({self._names[slowest]}) is slow: its own step time is"
-      f" {1000 * own[slowest]:,.0f} ms, {1000 * data_secs[slowest]:,.0f} ms of it waiting for data;"
-      f" the others' is {1000 * others:,.0f} ms"
+      f"process {slowest} ({self._names[slowest]}) is slow: it needs {1000 * own[slowest]:,.0f} ms"
+      f" for a step, {1000 * data_secs[slowest]:,.0f} ms of it waiting for data; the others need"
+      f" {1000 * others:,.0f} ms"
     ]

@@ -10,7 +10,7 @@ from electra_jax.runtime.interrupt import handled, restored
 
 
 def parse_steps(text: str) -> range:
-  """Returns the steps of "FIRST:LAST", inclusive; raises ValueError for another form.
+  """Parses "FIRST:LAST", inclusive; raises ValueError.
 
   >>> parse_steps("100:102"), parse_steps("7"), parse_steps("")
   (range(100, 103), range(7, 8), range(0, 0))
@@ -25,9 +25,9 @@ def parse_steps(text: str) -> range:
 
 
 class Tracer:
-  """A context that traces `steps` (from 1) and, on SIGUSR2, the next `signal_steps` steps.
+  """A context that traces `steps` (from 1) and, after SIGUSR2, the next `signal_steps` steps.
 
-  Files: FOLDER/plugins/profile/TIME/HOST.xplane.pb.
+  Writes FOLDER/plugins/profile/TIME/HOST.xplane.pb.
   """
 
   def __init__(self, folder: Path, steps: range, signal_steps: int):
@@ -48,7 +48,7 @@ class Tracer:
     self._asked = True
 
   def begin(self, step: int) -> None:
-    """Starts a trace if it begins at this step. Call it before the step."""
+    """Starts a trace if one begins at this step; call it before the step."""
     if self._asked:
       self._asked, self._more = False, range(step, step + self._signal_steps)
     if self._traced:
@@ -61,7 +61,7 @@ class Tracer:
     return step in self._steps or step in self._more
 
   def ends(self, step: int) -> bool:
-    """True if a trace ends with this step; then wait for the step and call `finish`."""
+    """Returns whether a trace ends with this step; then wait for the step and call `finish`."""
     return bool(self._traced) and not self._wants(step + 1)
 
   def finish(self) -> str | None:

@@ -1,6 +1,6 @@
-"""Trackers of experiments, by name (`log.trackers`): TensorBoard, Weights & Biases, MLflow.
+"""Experiment trackers by name (`log.trackers`): TensorBoard, Weights & Biases, MLflow.
 
-Each gets the numbers of metrics.jsonl as `train/NAME` and `heldout/NAME`, and the configuration.
+Each gets the configuration, and the numbers of metrics.jsonl as `train/NAME` and `heldout/NAME`.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from electra_jax.runtime.workdir import naming, replacing
 
-IDS_FILE = "trackers.json"  # {tracker: id of its run}, so that a resumed run continues the same one
+IDS_FILE = "trackers.json"  # {tracker: id of its run}, which a resumed run continues
 PROJECT = "electra_jax"
 
 
@@ -26,7 +26,7 @@ class TrackerError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """The start or resumption of a run, as a tracker needs it."""
+  """The start or resumption of a run, for a tracker."""
 
   folder: Path  # the run's
   step: int
@@ -34,7 +34,7 @@ class Start:
   config: Mapping  # flat
 
   def remembered(self, tracker: str, make: Callable[[], str]) -> str:
-    """Returns the run's saved id in a tracker; a run that starts over gets a new one.
+    """Returns the run's saved id in a tracker, or a new id if the run starts over.
 
     Raises TrackerError if the file of ids is damaged.
     """
@@ -42,7 +42,7 @@ class Start:
     try:
       ids = dict(json.loads(path.read_text())) if path.exists() else {}
     except (ValueError, TypeError) as error:
-      text = f"{path} is damaged ({error}): without it, trackers begin new runs"
+      text = f"{path} is damaged ({error}): delete it to begin new runs in trackers"
       raise TrackerError(text) from None
     if not self.resumed or tracker not in ids:
       ids[tracker] = make()
@@ -58,24 +58,24 @@ class Tracker(Protocol):
     """Adds the numbers of a line."""
 
   def close(self, failed: bool) -> None:
-    """Ends the run there, as failed or finished."""
+    """Ends the tracker's run, as failed or finished."""
 
 
 class Events:
   """TensorBoard event files, written in the calling thread.
 
-  tensorboardX's own writer uses a thread that a full disk ends, then waits for it forever.
+  tensorboardX's writer uses a thread that a full disk ends, and then waits for it forever.
   """
 
   def __init__(self, start: Start):
-    # Slow imports, needed here only.
+    # Slow imports.
     from tensorboardX import event_file_writer, summary
     from tensorboardX.proto import event_pb2
 
     folder = start.folder / "tensorboard"
     folder.mkdir(parents=True, exist_ok=True)
     self._folder, self._event, self._scalar = folder, event_pb2.Event, summary.scalar
-    # START hides earlier events of steps that are now trained again.
+    # START hides earlier events of steps that are trained again.
     session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     with naming(folder):
       self._writer = event_file_writer.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
@@ -93,16 +93,16 @@ class Events:
 
 
 class Wandb:
-  """A run in Weights & Biases: WANDB_PROJECT, and WANDB_MODE=offline for files in the run's folder.
+  """A run in Weights & Biases: WANDB_PROJECT; WANDB_MODE=offline writes to the run's folder.
 
-  wandb drops lines below its last step, but a resumed run repeats some steps: so the step is logged
-  as a metric.
+  Logs the step as a metric, because wandb drops lines below its last step, which a resumed run may
+  repeat.
   """
 
   def __init__(self, start: Start):
     import wandb
 
-    self._errors = (wandb.Error, OSError)  # OSError: its own process has ended
+    self._errors = (wandb.Error, OSError)  # OSError: wandb's process has ended
     with _failing("wandb", wandb.Error):
       self._run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -125,13 +125,13 @@ class Wandb:
 
 
 class Mlflow:
-  """A run in MLflow: at MLFLOW_TRACKING_URI, else in files in the run's folder."""
+  """A run in MLflow: at MLFLOW_TRACKING_URI, or else in the run's folder."""
 
   def __init__(self, start: Start):
     import mlflow
     from mlflow.entities import Metric
 
-    # Plain files need no server; recent versions of MLflow allow them only with this variable.
+    # Recent versions of MLflow require this variable for plain files, without a server.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     self._metric, self._error = Metric, mlflow.exceptions.MlflowException
     place = os.environ.get("MLFLOW_TRACKING_URI", (start.folder.absolute() / "mlruns").as_uri())
@@ -148,7 +148,7 @@ class Mlflow:
     number = found.experiment_id if found else self._client.create_experiment(experiment)
     run = self._client.create_run(number, run_name=start.folder.name).info.run_id
     params = [Param(k, str(v)) for k, v in start.config.items()]
-    for first in range(0, len(params), 100):  # at most, in a batch
+    for first in range(0, len(params), 100):  # the largest batch
       self._client.log_batch(run, params=params[first : first + 100])
     return run
 
@@ -165,7 +165,7 @@ class Mlflow:
 
 @dataclasses.dataclass(frozen=True)
 class TrackerDef:
-  """A tracker and the package that it needs; the extra of pyproject.toml has its name."""
+  """A tracker and its package; the extra of pyproject.toml has the tracker's name."""
 
   make: Callable[[Start], Tracker]
   package: str
@@ -179,10 +179,10 @@ TRACKERS = {
 
 
 def parse(text: str) -> Sequence[str]:
-  """Returns the names in "tensorboard,wandb"; raises ValueError if one is unknown."""
+  """Parses "tensorboard,wandb"; raises ValueError if a name is unknown."""
   names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
   if unknown := [name for name in names if name not in TRACKERS]:
-    raise ValueError(f"config.log.trackers: {unknown[0]!r} is not one of {', '.join(TRACKERS)}")
+    raise ValueError(f"config.log.trackers: {unknown[0]!r} must be one of {', '.join(TRACKERS)}")
   return names
 
 
@@ -190,7 +190,7 @@ def check_installed(names: Sequence[str]) -> None:
   """Raises ValueError if a tracker's package is missing."""
   for name in names:
     spec = importlib.util.find_spec(TRACKERS[name].package)
-    if spec is None or spec.loader is None:  # no loader: a folder of that name, as wandb makes
+    if spec is None or spec.loader is None:  # no loader: a folder of that name, such as wandb makes
       raise ValueError(
         f"config.log.trackers={name} needs the package {TRACKERS[name].package}:"
         f" pip install 'electra_jax[{name}]'"
@@ -203,7 +203,7 @@ def _numbers(split: str, values: Mapping[str, float | None]) -> dict[str, float]
 
 @contextlib.contextmanager
 def _failing(tracker: str, kind: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
-  """Turns a tracker's own error into a TrackerError."""
+  """Turns a tracker's exceptions into TrackerError."""
   try:
     yield
   except kind as error:

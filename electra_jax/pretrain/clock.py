@@ -1,4 +1,4 @@
-"""Where a run ends: at train.steps, or by the clock after train.minutes, whichever comes first."""
+"""Decides where a run ends: at train.steps or after train.minutes, whichever comes first."""
 
 import bisect
 import time
@@ -11,29 +11,29 @@ from electra_jax.monitor.goodput import Goodput
 from electra_jax.pretrain.run import Horizon
 from electra_jax.runtime import parallel, processes
 
-CLOSING_SECS = 3.0  # to draw the curves, print the results and leave
-FEWEST = 5  # steps that tell how long one takes; the host may be two ahead of the device
+CLOSING_SECS = 3.0  # to draw the curves, print the results and exit
+FEWEST = 5  # steps to time; the host may be two steps ahead of the device
 NOT_STEPS = ("evaluation", "save", "compile", "restore", "start")  # activities of `Goodput`
-MARGIN = 0.02  # by which the decay's steps may be slower than the steps before
+MARGIN = 0.02  # allowed slowdown of the steps of the decay
 
 
 class Clock:
-  """The horizon of a run, and what is left of its time.
+  """The horizon of a run and the time left.
 
-  By the clock the horizon is open, train.steps without a decay, until the time that is left is the
-  decay's share. It is then decided once, from the measured seconds of a step, an evaluation and a
-  save, and from there on a step depends on no clock. Process 0's clock counts: all processes call
-  `is_due` and `decide` together.
+  With train.minutes the horizon is open, train.steps without a decay, until only the decay's share
+  of the time is left. It is then decided once, from the measured seconds of a step, an evaluation
+  and a save; later steps do not depend on time. All processes call `is_due` and `decide` together,
+  with process 0's clock.
 
   Args:
-    goodput: counts the seconds of steps and, apart from them, of NOT_STEPS.
+    goodput: counts the seconds of steps and, separately, of NOT_STEPS.
     started: `time.monotonic()` when the program started.
-    saved: `state_dict` of the checkpoint that the run resumes from, if it has one.
+    saved: `state_dict` of the checkpoint that the run resumes from, if any.
 
   Fields:
     horizon: decided or, with train.minutes, still open (`is_open`).
-    was_decided: before this start.
-    placed: the same on the devices, for the step.
+    was_decided: whether an earlier start decided it.
+    placed: the horizon on the devices, for the step.
   """
 
   def __init__(
@@ -57,18 +57,18 @@ class Clock:
     self.placed = parallel.replicate(Horizon(*map(np.int32, horizon)))
 
   def state_dict(self) -> dict | None:
-    """Returns what a checkpoint keeps of a run by the clock, as JSON."""
+    """Returns the JSON for checkpoints of a run with train.minutes."""
     secs, horizon = time.monotonic() - self._origin, None if self.is_open else list(self.horizon)
     return {"secs": secs, "horizon": horizon} if self._budget else None
 
   def secs_left(self) -> float:
-    """Returns the seconds of train.minutes that are left."""
+    """Returns the seconds left of train.minutes."""
     return self._budget - (time.monotonic() - self._origin)
 
   def restart(self, step: int) -> None:
-    """Measures the seconds of a step from here on: `step` has compiled."""
+    """Starts to measure the seconds of a step; call it after `step`, which compiled."""
     if self._first == (0, 0.0):
-      # Kept for evaluations where the decay begins and ends, each as long as the one so far.
+      # Time for the evaluations before and after the decay, each as long as the first.
       self._reserve = CLOSING_SECS + 2 * self._goodput.secs().get("evaluation", 0.0)
     self._first = step, self._step_secs()
 
@@ -83,17 +83,17 @@ class Clock:
     """Returns whether the decay begins after step `done`.
 
     Raises:
-      ValueError: no time is left for it.
+      ValueError: no time is left for the decay.
     """
     steps = self._most - self._decay_most - done
     early = done < max(self._next_check, self._first[0] + FEWEST)
     if not self.is_open or done == self._most or (early and steps > 0):
       return False
-    own = [self.secs_left(), self._secs_a_step(done), self._reserve]
-    left, pace, reserve = processes.broadcast_from_0(own)
+    mine = [self.secs_left(), self._secs_a_step(done), self._reserve]
+    left, pace, reserve = processes.broadcast_from_0(mine)
     self._refuse_if_late(left, done)
     secs = left - reserve - self._config.optimizer.decay_frac * self._budget
-    # Half way to the decay, so that many processes seldom wait for process 0's clock.
+    # Half-way to the decay, so that processes rarely wait for process 0's clock.
     is_due = secs <= 0 or steps <= 0
     self._next_check = done + (1 if is_due else max(1, min(int(secs / pace / 2), steps)))
     return is_due
@@ -102,16 +102,16 @@ class Clock:
     """Sets the horizon: as many steps after `done` as the time allows.
 
     Args:
-      evaluation_secs, save_secs: what the last evaluation and the last save will take.
+      evaluation_secs, save_secs: the expected seconds of the last evaluation and the last save.
 
     Raises:
-      ValueError: the time allows none.
+      ValueError: the time allows no step.
     """
-    own = [self.secs_left(), self._secs_a_step(done), evaluation_secs, save_secs]
-    left, pace, evaluation, saving = processes.broadcast_from_0(own)
+    mine = [self.secs_left(), self._secs_a_step(done), evaluation_secs, save_secs]
+    left, pace, evaluation, saving = processes.broadcast_from_0(mine)
     c = self._config
 
-    def secs(steps: int) -> float:  # for so many steps and the end
+    def secs(steps: int) -> float:  # of these steps and the end of the run
       last = done + steps - 1
       evaluations = c.eval.every_steps and last // c.eval.every_steps - done // c.eval.every_steps
       saves = last // c.checkpoint.every_steps - done // c.checkpoint.every_steps
@@ -126,8 +126,7 @@ class Clock:
   def _refuse_if_late(self, left: float, done: int) -> None:
     if left <= 0:
       raise ValueError(
-        f"config.train.minutes={self._config.train.minutes:g} is too short: the decay has not begun"
-        f" at step {done:,}, and the last evaluation and save do not fit into what is left after"
-        f" {self._budget - self.secs_left():.0f} of {self._budget:.0f} s"
-        f" ({self._goodput.summary()})"
+        f"raise config.train.minutes={self._config.train.minutes:g}: at step {done:,}, after"
+        f" {self._budget - self.secs_left():.0f} of {self._budget:.0f} s, no time is left for the"
+        f" decay, the last evaluation and the last save ({self._goodput.summary()})"
       )

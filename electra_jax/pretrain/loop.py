@@ -1,4 +1,4 @@
-"""Runs the training loop of a run, with its log lines, evaluations and checkpoints."""
+"""The training loop of a run, with log lines, evaluations and checkpoints."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class UnhealthyError(ValueError):
 
 
 class Services(NamedTuple):
-  """The end, checkpoints, stop signals, traces and time accounting of the loop."""
+  """What the loop uses: the clock, checkpoints, stop signals, traces and time accounting."""
 
   clock: Clock
   checkpoints: Checkpoints
@@ -41,14 +41,14 @@ class Services(NamedTuple):
 
 
 class Loop:
-  """A training: its state, its sums since the last line, and what watches it.
+  """A training: the state, the sums since the last line, and the monitors.
 
   Args:
-    meta: the metadata saved with the state, None at step 0.
+    meta: the metadata saved with the state; None at step 0.
     skipped: indices of the batches to leave out.
 
   Fields:
-    evaluated: whether the evaluation after the state's step, if any is due, is done.
+    evaluated: whether an evaluation that is due after the state's step is done.
   """
 
   def __init__(
@@ -58,7 +58,7 @@ class Loop:
     self.clock, self.checkpoints, self.stop, self.tracer, self.goodput, self.started = services
     self.start, self.evaluated = int(state.step), True
     c, hosts = run.config, jax.process_count()
-    # Two CPU processes deadlock in their collectives when many steps are in flight.
+    # CPU processes deadlock in collectives when many steps are in flight.
     lockstep = hosts > 1 and jax.default_backend() == "cpu"
     self.window = metrics.Window(meta and meta["window"], ahead=0 if lockstep else 2)
     peak = run.peak[0] * jax.device_count()
@@ -76,12 +76,12 @@ class Loop:
   def train(self):
     """Trains from the state's step to the last, or until stopped.
 
-    Returns the state, and `evaluated`. An evaluation that a stop interrupts writes nothing; the
+    Returns the state and `evaluated`. An evaluation interrupted by a stop writes nothing; the
     resumed run repeats it.
 
     Raises:
       metrics.NotFiniteError: a number is NaN or infinite.
-      UnhealthyError, WriteError, OSError: if the configuration makes them end the run.
+      UnhealthyError, WriteError, OSError: if the configuration lets them end the run.
     """
     batches = self._batches()
     if self._resume():
@@ -94,9 +94,9 @@ class Loop:
     return self.state, self.evaluated
 
   def _batches(self) -> Iterator:
-    """Returns the batches of the steps after the start, placed on this process's devices.
+    """Returns the batches after the start, on this process's devices.
 
-    The first is read, and compiled for, to see whether memory is enough.
+    Reads the first batch and compiles the programs for it, to check memory.
     """
     batches = batches_from(self.run, self.start, self.skipped)
     if self.start >= self.clock.horizon.steps:
@@ -108,7 +108,7 @@ class Loop:
     return itertools.chain([first], batches)
 
   def _check_memory(self, batch) -> None:
-    """Compiles the step and the evaluation; raises ValueError if memory is too short for one."""
+    """Compiles the step and the evaluation; raises ValueError if one exceeds the memory."""
     run = self.run
     step = run.fns.train_step.lower(self.state, batch, self.clock.placed).compile()
     memory.check("the training step", step, "train.accumulation, or lower train.batch_size")
@@ -119,17 +119,17 @@ class Loop:
       memory.check("evaluation", evaluation, "the number of devices, or lower eval.batch_size")
 
   def _resume(self) -> bool:
-    """Does what is left of the step that the run starts after; returns whether it goes on."""
+    """Evaluates and checks at the start's step, if that is left; returns whether to train."""
     done = self.start
     missing = not any(x["step"] == done and x["split"] == "heldout" for x in self.history)
     if self._evaluates(done) and processes.broadcast_from_0(missing):
       self._evaluate(done)
     if self.evaluated and self._unhealthy(done):
-      self._raise_warning(done)  # where it stopped before, the same command does not go on
+      self._raise_warning(done)  # the same command stops again
     return self.evaluated
 
   def _step(self, done: int, batches: Iterator) -> None:
-    """Takes a step; the first one compiles and is not timed."""
+    """Takes a step; the first compiles and is not timed."""
     first = done == self.start + 1
     with self.goodput.doing("data"):
       batch = next(batches)
@@ -147,14 +147,14 @@ class Loop:
       self.started()
 
   def _after(self, done: int) -> bool:
-    """Logs, evaluates and saves if that is due; returns whether the run ends."""
+    """Logs, evaluates and saves when due; returns whether the run ends."""
     c, last, signal = self.run.config, done == self.clock.horizon.steps, self.stop.requested()
-    decides = self.clock.is_due(done)  # where a run by the clock ends
+    decides = self.clock.is_due(done)  # the end of a run with train.minutes
     logs = last or done % c.log.every_steps == 0
     evaluates = decides or self._evaluates(done)
     saves = last or bool(signal) or decides or done % c.checkpoint.every_steps == 0
     secs_before = self.goodput.secs()
-    if done == self.start + 1 and not logs:  # shown, but no line of the history
+    if done == self.start + 1 and not logs:  # shown but not recorded
       self.log.display.show(done, "train", self.window.values())
     self._finish_pending(done, logs or evaluates or saves)
     if logs:
@@ -182,7 +182,7 @@ class Loop:
     return done in (0, self.clock.horizon.steps) or bool(every and done % every == 0)
 
   def _finish_pending(self, done: int, pauses: bool) -> None:
-    """Waits for the steps in flight where what follows is not training time; ends a trace."""
+    """Waits for steps in flight before a pause or the end of a trace, and ends the trace."""
     with self.goodput.doing("steps"):
       if pauses or self.tracer.ends(done):
         self.window.drain()
@@ -200,17 +200,17 @@ class Loop:
     self._record(done, "train", values)
 
   def _record(self, done: int, split: str, values: dict) -> None:
-    """Writes a log line and warnings about it; raises OSError if the line must be written."""
+    """Writes a log line and its warnings; raises OSError if the line must be written."""
     self.log.write(done, split, values)
     self.log.warn(self.health.check(done, values, split))
 
   def _unhealthy(self, done: int) -> bool:
-    """Returns whether `health.on_warning` stops all processes for a warning of this step."""
+    """Returns whether `health.on_warning` stops all processes because of this step."""
     stops = self.run.config.health.on_warning == "stop"
     return stops and processes.broadcast_from_0(bool(self.health.warnings(done)))
 
   def _raise_warning(self, done: int) -> None:
-    """Raises UnhealthyError with the step's first warning; PeerError on a process without one."""
+    """Raises UnhealthyError with the step's first warning, or PeerError on other processes."""
 
     def fail():
       if warnings := self.health.warnings(done):
@@ -219,7 +219,7 @@ class Loop:
     processes.run_on_all(fail)
 
   def _evaluate(self, done: int) -> None:
-    """Evaluates on the held-out documents, if there are any, writes a log line and checks it."""
+    """Evaluates on the held-out documents, if any, and writes and checks a log line."""
     with self.goodput.doing("evaluation"):
       if self.run.heldout is None:
         return
@@ -229,7 +229,7 @@ class Loop:
         self._record(done, "heldout", values)
 
   def _heldout_values(self, done: int) -> dict | None:
-    """Returns the metrics on the held-out documents, None if a stop is requested."""
+    """Returns the metrics on the held-out documents, or None if a stop is requested."""
     run, params, stops = self.run, self.state.params, self.stop.requested
     batches = pretrain_batches.eval_batches(
       run.heldout,
@@ -247,10 +247,10 @@ class Loop:
     return values
 
   def _save(self, done: int, final: bool, now: bool) -> None:
-    """Starts saving the state with the metadata needed to resume, and waits for it if `now`.
+    """Starts saving the state and the metadata for resuming; waits if `now`.
 
     Args:
-      final: True for the last save, whose failure is always raised.
+      final: whether it is the last save, whose failure is always raised.
     """
     run, c = self.run, self.run.config
     with self.goodput.doing("save"):
@@ -260,7 +260,7 @@ class Loop:
         "seed": c.seed,
         "code": version.code_version(),
         "position": {"sequences": sequences, "epoch": sequences // run.shards.num_examples},
-        "window": self.window.state_dict(),  # which are known to be finite
+        "window": self.window.state_dict(),  # all finite
         "skipped": self.skipped,
       }
       if kept := self.clock.state_dict():
@@ -285,13 +285,13 @@ class Loop:
         self.settle()
 
   def settle(self) -> None:
-    """Waits for a save in progress; its failure is raised, or a warning, as at the next save."""
+    """Waits for a save in progress; raises or warns if it failed, as the next save would."""
     if error := _write_error(lambda: processes.run_on_all(self.checkpoints.wait)):
       self._reopen_or_raise(error)
       self.log.warn([f"{error}; training continues"])
 
   def _reopen_or_raise(self, failed: ValueError) -> None:
-    """Abandons a failed save, whose error is raised if `checkpoint.on_error` is "stop"."""
+    """Abandons a failed save, or raises its error if `checkpoint.on_error` is "stop"."""
     if self.run.config.checkpoint.on_error == "stop":
       raise failed
     try:
@@ -300,7 +300,7 @@ class Loop:
       raise WriteError(f"{failed}; {error}") from None
 
   def _begin_decay(self, done: int, secs_before: dict[str, float]) -> None:
-    """Decides where the run ends; `secs_before` are from before its evaluation and save."""
+    """Decides where the run ends; `secs_before` is from before the evaluation and the save."""
     secs = {name: now - secs_before.get(name, 0.0) for name, now in self.goodput.secs().items()}
     self.clock.decide(done, secs.get("evaluation", 0.0), secs["save"])
     steps, decay_steps = self.clock.horizon
@@ -308,12 +308,12 @@ class Loop:
     self.log.display.set_steps(steps)
     left = terminal.duration(self.clock.secs_left())
     self.log.display.print_line(
-      f"step {done:,}: the rate decays until step {steps:,}, {left} are left"
+      f"step {done:,}: the learning rate decays until step {steps:,}; {left} left"
     )
 
 
 def _write_error(save: Callable[[], None]) -> ValueError | None:
-  """Returns the error of an action if it is a WriteError on all processes that failed."""
+  """Returns the error of an action if all failed processes raised a WriteError."""
   try:
     save()
   except ValueError as error:
@@ -324,7 +324,7 @@ def _write_error(save: Callable[[], None]) -> ValueError | None:
 
 
 def batches_from(run: Run, start: int, skipped: tuple[int, ...]) -> Iterator:
-  """Yields the batches of the steps after `start`, placed on this process's devices."""
+  """Yields the batches after step `start`, on this process's devices."""
   batches = pretrain_batches.train_batches(
     run.shards,
     seed=run.config.seed,

@@ -1,4 +1,4 @@
-"""Builds a run: its functions, its data and the record that identifies it."""
+"""Builds a run: its functions, its data and its saved record."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
 
 
 class TrainFns(NamedTuple):
-  """The functions of a run, traced and compiled at their first call."""
+  """The functions of a run, compiled at their first call."""
 
   init_params: Callable  # () -> fresh parameters
   init_state: Callable  # (params) -> the state of step 0
@@ -42,10 +42,10 @@ class TrainFns(NamedTuple):
 
 
 class Horizon(NamedTuple):
-  """The end of a run. It is data of the step, so that a run can decide it while it trains."""
+  """The end of a run, an argument of the step so that a run can decide it during training."""
 
   steps: int  # of the run
-  decay_steps: int  # the last ones, in which the schedule wsd decays
+  decay_steps: int  # the last steps, in which the schedule wsd decays
 
 
 def make_train_fns(
@@ -58,8 +58,8 @@ def make_train_fns(
 ) -> TrainFns:
   """Returns the functions of a run, which do not depend on its data or workdir.
 
-  The steps are compiled for `devices`, by default this machine's. Runs that differ only in
-  their horizon share a program.
+  Compiles the steps for `devices`, by default of this machine. Runs that differ only in the horizon
+  share a program.
   """
   config = dataclasses.replace(optimizer_config, decay_steps=0)
   horizon = Horizon(steps, optimizer_config.decay_steps)
@@ -118,7 +118,7 @@ def _make_train_fns(
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """The constant parts of a run."""
+  """The immutable parts of a run."""
 
   config: ConfigDict
   workdir: Path
@@ -128,24 +128,24 @@ class Run:
   frozen: TransformerConfig | None  # config of the network in generator.init_from
   fns: TrainFns
   flops_per_step: int
-  peak: tuple[float, str]  # FLOP/s of one device and the source of the number
-  baselines: Baselines  # the trivial baselines on the held-out text
+  peak: tuple[float, str]  # FLOP/s of one device, and the source of the number
+  baselines: Baselines  # on the held-out text
   pairs: pairs.Suite | None  # of eval.pairs
   reference: tuple | None = None  # the arguments of `bands.BandMonitor`, from health.reference
-  # {field: value taken from init_from}, and {field: name on the Hub} whose commits `config` has
+  # {field: value taken from init_from}, and {field: name on the Hub, as given without a commit}
   taken: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   hub_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def eval_batch_size(self) -> int:
-    """The sequences of an evaluation's batch."""
+    """The number of sequences in an evaluation batch."""
     count = min(self.heldout.num_examples, self.config.eval.max_examples)
     return eval_batch_size(self.config, jax.device_count(), count)
 
   def suspended_checks(self, step: int) -> tuple[str, ...]:
-    """Returns the metrics that a schedule takes to a collapse's level for a while, for `Health`.
+    """Returns the metrics that a schedule temporarily makes look collapsed, for `Health`.
 
-    A weight of 0 or a low temperature that never changes is worth a warning.
+    A constant weight of 0 or a constant low temperature deserves a warning.
     """
     weight, temperature = self.spec.discriminator_weight, self.spec.masking.temperature
     names = []
@@ -157,7 +157,7 @@ class Run:
 
   @property
   def record(self) -> dict:
-    """The saved description: configuration, hashes of the data, network of a frozen generator."""
+    """The saved description: configuration, data hashes, config of a frozen generator."""
     hashes = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
     nested = self.config.to_dict()
     if not is_remote(folder := nested["data"]["dir"]):
@@ -171,7 +171,7 @@ class Run:
 
   @property
   def fingerprint(self) -> dict[str, str]:
-    """Descriptions that must be the same in all processes of a run; they contain no paths."""
+    """Descriptions, without paths, that must be equal in all processes of a run."""
     fields = compare.flatten(self.record)
     fields = {k: v for k, v in fields.items() if k not in ("data.dir", "data.cache")}
     text = json.dumps(fields, sort_keys=True, default=str)
@@ -183,16 +183,16 @@ class Run:
 
 
 def eval_batch_size(config: ConfigDict, devices: int, examples: int) -> int:
-  """Returns config.eval.batch_size, at most the examples, in whole rows or groups per device."""
+  """Returns eval.batch_size, at most `examples`, rounded up to whole groups per device."""
   groups = "contrast_group" in objectives.OBJECTIVES[config.objective.name].own_fields
   multiple = devices * (config.objective.contrast_group if groups else 1)
   return -(-min(config.eval.batch_size, examples) // multiple) * multiple
 
 
 def spec_without_data(config: ConfigDict) -> networks.PretrainSpec:
-  """Returns the networks of a configuration whose shards need not be there.
+  """Returns the networks of a configuration whose shards may be missing.
 
-  The vocabulary is the file data.vocab; if there is no file, it has data.vocab_size entries.
+  The vocabulary is the file data.vocab or, without a file, has data.vocab_size entries.
   """
   d = config.data
   vocab = SimpleNamespace(size=d.vocab_size, mask=4, special_ids=(0, 2, 3, 4))
@@ -201,7 +201,7 @@ def spec_without_data(config: ConfigDict) -> networks.PretrainSpec:
       vocab = tokenizer.load(d.vocab).vocab
     else:
       warnings.warn(
-        f"config.data.vocab={d.vocab} is not here: counting config.data.vocab_size={d.vocab_size:,}"
+        f"config.data.vocab={d.vocab} is missing: assuming config.data.vocab_size={d.vocab_size:,}"
         " entries",
         stacklevel=1,
       )
@@ -212,11 +212,11 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
   """Opens the data and builds the constant parts of the run.
 
   Args:
-    verify: check the SHA-256 sum of every file of the data, not only the sizes.
+    verify: check the SHA-256 of every data file, not only the sizes.
 
   Raises:
-    ValueError: the data, the frozen generator, the pairs or the reference cannot be used, or there
-      are fewer sequences than a batch takes.
+    ValueError: the data, frozen generator, pairs or reference are unusable, or there are too few
+      sequences for a batch.
   """
   saved = read_config(workdir) if checkpoint.steps_on_disk(checkpoint.folder_of(workdir)) else {}
   d, t = config.data, config.train
@@ -229,16 +229,16 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     heldout = pretrain_batches.Shards.open(
       folder, "heldout", seq_length=d.seq_length, verify=verify
     )
-  elif config.eval.pairs and not saved:  # earlier versions started, and left the pairs out
+  elif config.eval.pairs and not saved:  # earlier versions ignored the pairs
     raise ValueError(
-      f"{d.dir} has no held-out documents, and eval.pairs is scored at their evaluations: build"
-      " shards with data.holdout_frac, or leave eval.pairs unset"
+      f"eval.pairs needs evaluations, but {d.dir} has no held-out documents: build shards with"
+      " data.holdout_frac, or leave eval.pairs unset"
     )
   if shards.num_examples < t.batch_size:
     raise ValueError(
       f"{d.dir}: {shards.num_examples:,} sequences are too few for a batch of {t.batch_size:,}"
     )
-  if specs.FROZEN_GENERATOR in saved:  # its source may have been deleted since
+  if specs.FROZEN_GENERATOR in saved:  # generator.init_from may be deleted
     frozen = specs.saved_generator(saved, shards.vocab)
   else:
     frozen = initial.frozen_generator(config)
@@ -282,13 +282,13 @@ _peak_flops = functools.cache(flops.peak_flops)  # measuring takes half a second
 
 
 def start_or_continue(run: Run) -> list[str]:
-  """Returns the allowed changes of fields in a run that resumes; `save_record` is for later.
+  """Returns the allowed changes of fields in a resumed run; call `save_record` later.
 
-  A run without any checkpoint starts over, so its configuration may differ; it is saved at once.
+  A run without a checkpoint starts over: its configuration may differ, and is saved at once.
 
   Raises:
-    ValueError: the workdir holds another run, or is beyond the last step, or its checkpoints are
-      missing; nothing was written.
+    ValueError: the workdir holds another run, is after the last step, or lacks its checkpoints;
+      nothing is written.
   """
   allowed, saved = [], read_config(run.workdir)
   checkpoints, history = run.workdir / checkpoint.FOLDER, run.workdir / metrics.HISTORY_FILE
@@ -301,8 +301,8 @@ def start_or_continue(run: Run) -> list[str]:
   steps = run.config.train.steps
   if done and done[-1] > steps:
     raise ValueError(
-      f"{run.workdir} is at step {done[-1]:,}, beyond config.train.steps={steps:,}: raise it, or"
-      " use another --workdir"
+      f"{run.workdir} is at step {done[-1]:,}: raise config.train.steps={steps:,}, or use another"
+      " --workdir"
     )
   if saved is not None and done:
     allowed = compare.refuse_other_run(
@@ -317,6 +317,6 @@ def start_or_continue(run: Run) -> list[str]:
 
 
 def save_record(run: Run) -> None:
-  """Saves the configuration and the vocabulary in the workdir."""
+  """Saves the configuration and the vocabulary to the workdir."""
   write_config(run.workdir, run.record)
   copy_vocab(run.shards.folder, run.shards.vocab, run.workdir / VOCAB_FOLDER)

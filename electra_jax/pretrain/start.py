@@ -1,4 +1,4 @@
-"""The state that a run starts from: a checkpoint, another run, or fresh and given weights."""
+"""Makes the first state of a run: from a checkpoint, from another run, or initial weights."""
 
 import functools
 import time
@@ -21,11 +21,11 @@ from electra_jax.runtime import bucket, checksums, parallel, processes
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
 from electra_jax.runtime.workdir import read_run_config
 
-Warn = Callable[[Iterable[str]], None]  # prints and keeps warnings
+Warn = Callable[[Iterable[str]], None]  # prints and records warnings
 
 
 def make_state(run: Run, checkpoints: Checkpoints, console: Console, warn: Warn):
-  """Returns the restored or initial state and the metadata saved with it (None at step 0)."""
+  """Returns the restored or initial state and its saved metadata (None at step 0)."""
   restored = _restore_newest(run, checkpoints, console, warn)
   if restored is not None:
     return restored
@@ -34,13 +34,13 @@ def make_state(run: Run, checkpoints: Checkpoints, console: Console, warn: Warn)
     state = _continue_another_run(run, tokens, console, warn)
   else:
     state = run.fns.init_state(_initial_weights(run, tokens, console, warn))
-  if jax.process_count() > 1:  # a path in init_from may lead elsewhere on another host
+  if jax.process_count() > 1:  # init_from may differ between hosts
     processes.assert_same({"initial weights": f"CRC-32 {checksums.of_tree(state.params):08x}"})
   return state, None
 
 
 def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console, warn: Warn):
-  """Returns the state and the metadata of the newest intact checkpoint, None without one."""
+  """Returns the state and metadata of the newest intact checkpoint, or None."""
   sharding = run.fns.sharding
   while True:
     latest = checkpoints.latest_step()
@@ -70,7 +70,7 @@ def _restore_newest(run: Run, checkpoints: Checkpoints, console: Console, warn: 
 
 
 def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: Warn):
-  """Returns the parameters and the optimizer's state of the run init_from, at step 0."""
+  """Returns the parameters and optimizer state of the run in init_from, at step 0."""
   init, sharding = run.config.init_from, run.fns.sharding
   origin = processes.run_on_all(lambda: bucket.local(init, run.config.init_step))
   processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
@@ -88,21 +88,21 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: W
 
 
 def read_initial(workdir: str | Path, tokens: Tokenizer) -> sources.RunParams:
-  """Returns a run's networks at step 0, which no checkpoint holds, as `sources.read_run`.
+  """Recomputes a run's networks at step 0, which has no checkpoint; returns as `sources.read_run`.
 
-  They follow from its seed and from what is now at init_from and generator.init_from: bit for bit
-  on the kind of device that it ran on.
+  They follow from the seed, init_from and generator.init_from, which must be unchanged, bit for bit
+  on the same kind of device.
   """
   config = specs.saved_config(read_run_config(workdir))
   spec, made = sources.run_spec(workdir, tokens), specs.make_optimizer_config(config)
   fns = make_train_fns(spec, made, config.train.steps, config.seed, config.train.accumulation)
-  run = SimpleNamespace(config=config, spec=spec, fns=fns)  # what is read of a `Run`
+  run = SimpleNamespace(config=config, spec=spec, fns=fns)  # the fields of `Run` that are used
   weights = _initial_weights(run, tokens, Console(quiet=True), lambda warnings: None)
   return sources.RunParams(spec, weights, 0)
 
 
 def _initial_weights(run: Run, tokens: Tokenizer, console: Console, warn: Warn) -> dict:
-  """Returns fresh parameters, with the weights of init_from and generator.init_from if set."""
+  """Returns initial parameters, with the weights of init_from and generator.init_from if set."""
   origin, step = run.config.init_from, run.config.init_step
   weights = parallel.replicate(run.fns.init_params())
   if origin is not None:
@@ -110,7 +110,7 @@ def _initial_weights(run: Run, tokens: Tokenizer, console: Console, warn: Warn) 
       lambda: initial.read_params(origin, tokens, run.spec.tying, step)
     )
     found = params.match_roles(weights, found)
-    if _is_frozen(run):  # its generator comes from generator.init_from
+    if _is_frozen(run):  # the generator comes from generator.init_from
       found = {role: tree for role, tree in found.items() if role != "generator"}
     weights, taken, fresh, unused = params.inherit(weights, found)
     _warn_of_differences(run, cfg, warn)
@@ -129,7 +129,7 @@ def _is_frozen(run: Run) -> bool:
 
 
 def _with_frozen_generator(run: Run, weights: dict, tokens: Tokenizer, console: Console) -> dict:
-  """Returns the weights, with generator.init_from's if the generator is frozen."""
+  """Returns the weights, with those of generator.init_from if the generator is frozen."""
   if not _is_frozen(run):
     return weights
   source = run.config.generator.init_from

@@ -1,4 +1,4 @@
-"""Pretraining, from the configuration to the last checkpoint: see commands/train.py."""
+"""Pretraining, from the configuration to the last checkpoint; see commands/train.py."""
 
 import contextlib
 import dataclasses
@@ -39,7 +39,7 @@ from electra_jax.runtime.workdir import BUCKET_FILE, CONFIG_FILE, claim, read_co
 
 CURVES_FILE = "curves.png"
 AGAIN = "by training in the same workdir again"
-# {activity of Goodput: its name in the display}; steps have a bar.
+# {activity of Goodput: its name in the display}; steps have a progress bar.
 DOING = {
   "start": "starting",
   "data": "reading",
@@ -54,14 +54,14 @@ Hook = Callable[[int, str, Mapping[str, float | None]], None]
 
 
 class Trained(NamedTuple):
-  """What a training leaves."""
+  """The result of a training."""
 
-  workdir: Path  # of a URL: the local folder
+  workdir: Path  # the local folder, for a URL
   step: int  # steps done
-  finished: bool  # these are all, with the last evaluation; if not, training again resumes
+  finished: bool  # whether all steps and the last evaluation are done; else training again resumes
 
   def history(self, split: str = "heldout") -> list[dict]:
-    """Returns the lines of metrics.jsonl of a split, "train" or "heldout"."""
+    """Returns the metrics.jsonl lines of a split, "train" or "heldout"."""
     lines = metrics.read_history(self.workdir / metrics.HISTORY_FILE)
     return [line for line in lines if line["split"] == split]
 
@@ -78,14 +78,14 @@ def run(
   resume: str = AGAIN,
   given: Collection[str] = (),
 ) -> int:
-  """Joins the other processes, if there are any, and trains; returns the exit code.
+  """Joins the other processes, if any, and trains; returns the exit code.
 
   Args:
     started: `time.monotonic()` when the program started, for train.minutes; None: now.
     verify: check the checksum of every shard first.
-    coordinator, num_processes, process_id: as `processes.initialize` takes them.
-    resume: how a stopped run is resumed, for its last line.
-    given: fields set on the command line, which init_from must not decide otherwise.
+    coordinator, num_processes, process_id: as in `processes.initialize`.
+    resume: how to resume, for the last line of a stopped run.
+    given: fields set on the command line, which init_from must not change.
   """
   started = time.monotonic() if started is None else started
   with doing("joining the other processes", terminal.log_console()):
@@ -99,17 +99,17 @@ def run(
 def train(
   config: ConfigDict, workdir: str | Path, *, verify: bool = False, hooks: Sequence[Hook] = ()
 ) -> Trained:
-  """Trains until the last step or a stop signal (Ctrl-C, in a notebook: interrupt).
+  """Trains until the last step or a stop signal (Ctrl-C, or interrupt in a notebook).
 
   Resumes from the newest checkpoint in the workdir, bit for bit.
 
   Args:
     verify: check the checksum of every shard first.
-    hooks: called for each line of metrics, in process 0; what one raises ends the run.
+    hooks: called for each line of metrics, in process 0; an exception ends the run.
 
   Raises:
     ValueError, OSError: one line about the configuration, data, workdir or checkpoint.
-    metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is from before it.
+    metrics.NotFiniteError: a number is NaN or infinite; the newest checkpoint is finite.
   """
   return _train(config, workdir, verify, time.monotonic(), hooks, AGAIN)
 
@@ -147,14 +147,14 @@ def _train_in(
     name, secs = goodput.now()
     return Activity(DOING.get(name), secs, last_secs.get(name))
 
-  @functools.cache  # once, and not again after a rollback
+  @functools.cache  # not again after a rollback
   def started() -> None:
     last_secs.clear()
     events.write("first step", secs=goodput.secs())
 
   with _compilation_cache(workdir), contextlib.ExitStack() as stack:
     with Display(console, now) as display:
-      with goodput.doing("start"):  # of the devices
+      with goodput.doing("start"):  # starts the devices
         console.quiet = jax.process_index() > 0
       with goodput.doing("data"):
         run, allowed = processes.run_on_all(lambda: begin(config, workdir, verify, stack, given))
@@ -172,7 +172,7 @@ def _train_in(
       processes.run_on_all(lambda: check_state_memory(run))
       with goodput.doing("restore"), processes.abort_if_peer_lost():
         state, meta = make_state(run, checkpoints, console, warn)
-      # Not before: a resume that is refused leaves the record of its run as it was.
+      # Only now, so that a failed resume does not change the record of its run.
       processes.run_on_all(lambda: save_record(run) if jax.process_index() == 0 else None)
       events.write("start", step=int(state.step), **start_event(run))
       for text in warned:
@@ -186,7 +186,7 @@ def _train_in(
       with StopSignals(display.announce) as stop, tracer, processes.abort_if_peer_lost():
         services = Services(clock, checkpoints, stop, tracer, goodput, started)
         state, evaluated = train_with_rollback(run, state, meta, display, services, hooks)
-        with goodput.doing("save"):  # a second signal does not interrupt this
+        with goodput.doing("save"):  # not interrupted by a second signal
           checkpoints.wait()
     done = int(state.step)
     finished = evaluated and done == clock.horizon.steps
@@ -215,7 +215,7 @@ def _open_checkpoints(run: Run, uploads: Bucket | None) -> Checkpoints:
 
 @contextlib.contextmanager
 def _naming_the_checkpoint(workdir: Path) -> Iterator[None]:
-  """Adds the newest checkpoint, from which the same command resumes, to a KeyboardInterrupt."""
+  """Adds the newest checkpoint to a KeyboardInterrupt."""
   try:
     yield
   except KeyboardInterrupt:
@@ -230,7 +230,7 @@ def train_with_rollback(
 ):
   """Trains to the end; with health.on_nan=rollback, restores and skips the batch that gave NaN.
 
-  Returns and raises what `Loop.train` does; a NotFiniteError comes with advice.
+  Returns and raises as `Loop.train`, with advice in a NotFiniteError.
   """
   limit = run.config.health.max_rollbacks if run.config.health.on_nan == "rollback" else 0
   skipped = tuple(meta.get("skipped", ())) if meta else ()
@@ -267,7 +267,7 @@ def train_with_rollback(
 def destinations(
   run: Run, step: int, resumed: bool, hooks: Sequence[Hook]
 ) -> list[Callable[[], Tracker]]:
-  """Returns functions that open the other destinations of the lines: trackers, curves, hooks."""
+  """Returns functions that open the other destinations of lines: trackers, curves, hooks."""
   start = Start(run.workdir, step, resumed, compare.flatten(run.record))
   names = trackers.parse(run.config.log.trackers)
   made = [functools.partial(trackers.TRACKERS[name].make, start) for name in names]
@@ -285,7 +285,7 @@ def draw_curves(run: Run) -> None:
 
 
 def remedy(o: ConfigDict) -> str:
-  """Returns advice on config.optimizer after a number that is not finite."""
+  """Returns advice on config.optimizer after a NaN or infinity."""
   rates = {k: o[k] for k in ("learning_rate", "generator_learning_rate") if o[k]}
   listed = " or ".join(f"optimizer.{name} (now {rate:g})" for name, rate in rates.items())
   return f"try a lower {listed}, or more optimizer.warmup_steps (now {o.warmup_steps:,})"
@@ -293,16 +293,16 @@ def remedy(o: ConfigDict) -> str:
 
 @contextlib.contextmanager
 def _compilation_cache(workdir: Path) -> Iterator[None]:
-  """Caches compiled steps in the workdir, or in JAX_COMPILATION_CACHE_DIR, for resumed runs."""
+  """Caches compiled programs in the workdir, or JAX_COMPILATION_CACHE_DIR, for resumed runs."""
   if jax.config.jax_compilation_cache_dir is not None:
     yield
     return
   jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
-  # With XLA's own cache on, its path is part of every key: a moved run would compile anew.
+  # The path of XLA's caches would be part of every key, so a moved run would compile again.
   jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
   try:
     yield
-  finally:  # another run of this process has a folder of its own
+  finally:  # another run of this process uses another folder
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
 
@@ -318,7 +318,7 @@ def begin(
 
   Returns the run and the allowed changes of fields.
   """
-  if jax.process_index() == 0:  # which says it to the others
+  if jax.process_index() == 0:  # `run_on_all` raises on the others, too
     registry.check((read_config(workdir) or {}).get(specs.REGISTERED, {}), workdir)
   resumes = checkpoint.steps_on_disk(checkpoint.folder_of(workdir)) and read_config(workdir)
   config, names = initial.pinned(config, resumes or {})
@@ -333,7 +333,7 @@ def begin(
 
 
 def shared_or_not(workdir: Path) -> str:
-  """Describes whether this process sees the configuration that process 0 has just written."""
+  """Describes whether this process sees the configuration written by process 0."""
   if (workdir / BUCKET_FILE).exists():
     return (workdir / BUCKET_FILE).read_text()
   return "a shared folder" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
@@ -378,12 +378,12 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
 
 
 def unread(fields: list[str], read: str) -> list[str]:
-  """Returns the fields that the run ignores from the point `read` of their schema rows."""
+  """Returns the fields whose schema row has `read`, the point after which a run ignores them."""
   return [field for field in fields if field in schema.names(read=read)]
 
 
 def contradictions(run: Run, allowed: list[str]) -> Iterator[str]:
-  """Yields a warning for each field that has no effect, or an odd one; arguments as `describe`."""
+  """Yields a warning for each field with no or a surprising effect; arguments as `describe`."""
   c, changed = run.config, compare.changed_from_base(run.config)
   if unused := unread(allowed, schema.AT_START):
     yield f"{', '.join(unused)} has no effect on a run that resumes from a checkpoint"
@@ -422,13 +422,13 @@ def start_event(run: Run) -> dict:
 
 
 def check_state_memory(run: Run) -> None:
-  """Raises ValueError if the weights and the optimizer's moments do not fit into free memory."""
+  """Raises ValueError if the weights and the optimizer state exceed the free memory."""
   remedy = "lower the networks' size, or set optimizer.sharded=True on more devices"
   memory.refuse("the state", run.fns.sharding.bytes_per_device(), remedy)
 
 
 def finish(run: Run, done: int, console: Console) -> None:
-  """Draws the curves; prints the final metrics and the paths of the results."""
+  """Draws the curves and prints the final metrics and the paths of the results."""
   with doing("drawing", console):
     draw_curves(run)
   history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)

@@ -1,4 +1,4 @@
 import os
 
-# orbax reads and writes gs:// by gcsfs, also where TensorFlow is there; for etils, before its use.
+# Makes orbax (through etils) use gcsfs for gs:// even if TensorFlow is installed.
 os.environ.setdefault("EPATH_USE_TF", "false")

@@ -1,10 +1,9 @@
-"""A run's workdir at a URL, gs:// or s3://: a local folder, whose files are uploaded.
+"""A run's workdir at a URL, gs:// or s3://: a local folder whose files are uploaded.
 
-metrics.jsonl, config.json and the other files, and vocab/, are written as in any workdir; they are
-downloaded when a run starts, and uploaded whole before each checkpoint and else once a minute. What
-is compiled, traces and TensorBoard's files stay here: ~/.cache/electra_jax/runs, or
-$XDG_CACHE_HOME. orbax writes to gs:// by itself; on s3:// a step is written here first and then
-uploaded, the file that says that it is whole last.
+The files of the workdir and vocab/ are downloaded when a run starts, and uploaded whole before each
+checkpoint and once a minute. Compiled programs, traces and TensorBoard files stay in the local
+folder, in ~/.cache/electra_jax/runs or $XDG_CACHE_HOME. orbax writes directly to gs://; for s3://,
+a step is written locally and then uploaded, with its commit file last.
 """
 
 import contextlib
@@ -32,11 +31,11 @@ from electra_jax.runtime.workdir import (
   replacing,
 )
 
-COMMITTED = "commit_success.txt"  # what a step in a bucket has when it is whole
+COMMITTED = "commit_success.txt"  # marks a complete step in a bucket
 UPLOAD_SECS = 60
-TRANSFERS = 8  # of files, at a time
+TRANSFERS = 8  # files at a time
 SCHEMES = "gs", "s3"
-DAMAGED = "damaged"  # beside CHECKPOINTS: steps that are set aside
+DAMAGED = "damaged"  # beside CHECKPOINTS: steps set aside
 NOT_COPIED = CHECKPOINTS, DAMAGED, claims.FOLDER
 
 
@@ -44,8 +43,8 @@ class Bucket:
   """Process 0's view of the folder at a URL.
 
   Args:
-    folder: the local one, which has the files that are there.
-    check: raises if another process has claimed the URL since.
+    folder: the local folder, with the files at the URL.
+    check: raises if another process has taken over the URL.
   """
 
   def __init__(self, url: str, folder: Path, check: Callable[[], None]):
@@ -54,11 +53,11 @@ class Bucket:
     self._lock, self._is_lost = threading.Lock(), False
 
   def upload(self) -> None:
-    """Uploads the files that have changed; raises ClaimError, or OSError in one line."""
+    """Uploads changed files. Raises ClaimError, or OSError with one line."""
     with self._lock:
       try:
         self._check()
-        # The first, so that what is at the URL is a run's.
+        # The config first: it marks the files at the URL as a run.
         for path in sorted(_files(self.folder), key=lambda path: path.name != CONFIG_FILE):
           if self._uploaded.get(path) != (stamp := _stamp(path)):
             storage.put(f"{self.url}/{path.relative_to(self.folder)}", path.read_bytes())
@@ -69,7 +68,7 @@ class Bucket:
         raise
 
   def upload_steps(self, keep: int, keep_every: int) -> None:
-    """Uploads the steps that are whole here and not there, and removes there what is not kept.
+    """Uploads complete steps that the URL lacks, and removes steps there that are not kept.
 
     Raises as `upload`.
 
@@ -87,7 +86,7 @@ class Bucket:
     whole, found = _list_steps(self.url)
     kept = {*whole[-keep:], *(step for step in whole if keep_every and step % keep_every == 0)}
     for step in found.keys() - kept:
-      # The marker first: a process that dies here must not leave a part of a whole step.
+      # The marker first: a process that dies here must not leave a partial step marked complete.
       for item in sorted(found[step], key=lambda x: not x.url.endswith(f"/{step}/{COMMITTED}")):
         storage.remove(item.url)
 
@@ -95,17 +94,17 @@ class Bucket:
     storage.upload(path, f"{self.url}/{path.relative_to(self.folder)}")
 
   def set_aside(self, step: int) -> None:
-    """Moves a step to DAMAGED, and downloads the one before it."""
+    """Moves a step to DAMAGED and downloads the step before it."""
     storage.move(f"{self.url}/{CHECKPOINTS}/{step}", f"{self.url}/{DAMAGED}/{step}")
     _download_newest(self.url, self.folder)
 
   @contextlib.contextmanager
   def uploading(self) -> Iterator[None]:
-    """Uploads every UPLOAD_SECS until the block ends, and then once more."""
+    """Uploads every UPLOAD_SECS until the block ends, then once more."""
     over = threading.Event()
 
     def upload() -> None:
-      with contextlib.suppress(OSError, claims.ClaimError):  # the next save will raise it
+      with contextlib.suppress(OSError, claims.ClaimError):  # the next save raises it
         self.upload()
 
     def repeat() -> None:
@@ -118,21 +117,21 @@ class Bucket:
       yield
     finally:
       over.set()
-      if not self._is_lost:  # else each try would take minutes
+      if not self._is_lost:  # otherwise each attempt would take minutes
         thread.join()
         upload()
 
 
 @contextlib.contextmanager
 def opened(workdir: str | Path) -> Iterator[tuple[Path, Bucket | None]]:
-  """Yields the local folder of a workdir, and if it is a URL, on process 0, its bucket.
+  """Yields a workdir's local folder and, on process 0 for a URL, its `Bucket`.
 
-  All processes of a run call this together. At a URL, process 0 holds the claim of the folder until
-  the block ends, and each process has a local folder of its own.
+  All processes of a run call this together. Process 0 claims a URL until the block ends; each
+  process has a separate local folder.
 
   Raises:
-    ValueError: the URL cannot be a workdir, is not a run's or is in use, in one line.
-    OSError: the bucket cannot be read or written, in one line.
+    ValueError: the URL cannot be a workdir, is not a run or is in use; one line.
+    OSError: the bucket cannot be read or written; one line.
   """
   if not storage.is_remote(str(workdir)):
     yield Path(workdir), None
@@ -143,12 +142,12 @@ def opened(workdir: str | Path) -> Iterator[tuple[Path, Bucket | None]]:
 
     def claim() -> Callable[[], None] | None:
       if scheme not in SCHEMES:
-        raise ValueError(f"--workdir={url}: name a folder, or a URL of gs:// or s3://")
+        raise ValueError(f"--workdir={url}: use a folder, gs:// or s3://")
       if scheme == "s3" and jax.process_count() > 1:
-        raise ValueError(f"--workdir={url}: s3:// takes the run of one process only: use gs://")
+        raise ValueError(f"--workdir={url}: s3:// supports only runs of one process: use gs://")
       if process > 0:
         return None
-      _list_files(url)  # before anything is written there
+      _list_files(url)  # raises before anything is written there
       return stack.enter_context(claims.claim(url))
 
     check = processes.run_on_all(claim)
@@ -164,34 +163,34 @@ def opened(workdir: str | Path) -> Iterator[tuple[Path, Bucket | None]]:
 
 
 def local(path: str | Path, step: int | None = None, every: bool = False) -> Path:
-  """Returns a path, or for a URL of gs:// or s3:// a local copy of the run or networks there.
+  """Returns a path or, for a URL of gs:// or s3://, a local copy of the run or networks there.
 
-  Of a run's checkpoints the copy has that of a step, the newest (None), none (0), or `every` one.
-  What is unchanged is not copied again. Not for the workdir of a run that trains here.
+  Copies `every` checkpoint, or that of a step: the newest (None), or none (0). Unchanged files are
+  not copied again. Not for the workdir of a run that trains here.
 
   Raises:
-    ValueError: the URL has no such step, or nothing is there.
-    OSError: the bucket cannot be read, in one line.
+    ValueError: the URL is empty or lacks the step.
+    OSError: the bucket cannot be read; one line.
   """
   url = str(path).rstrip("/")
   if url.partition("://")[0] not in SCHEMES:
     return Path(path)
   whole, steps = _list_steps(url)
   if step and step not in whole:
-    raise ValueError(f"{url} has no checkpoint of step {step}, but of the steps {whole}")
+    raise ValueError(f"{url} has no checkpoint of step {step}; choose one of {whole}")
   chosen = whole if every else [step or whole[-1]] if whole and step != 0 else []
   found = {x.url[len(url) + 1 :]: x for x in storage.find(f"{url}/**")}
   found = {k: x for k, x in found.items() if k.partition("/")[0] not in NOT_COPIED}
   found |= {x.url[len(url) + 1 :]: x for one in chosen for x in steps[one]}
   if not found:
-    raise ValueError(f"{url}: nothing is there")
+    raise ValueError(f"{url} is empty or does not exist")
   folder = local_folder("copies", url, url)
   folder.parent.mkdir(parents=True, exist_ok=True)
   with (folder.parent / LOCK_FILE).open("a") as lock:
     flock(lock, wait=True)
     record, tags = folder.parent / "tags.json", {k: x.tag for k, x in found.items()}
     known = json.loads(record.read_text()) if record.exists() else {}
-    if known.keys() - tags.keys():  # also another step's folder
+    if known.keys() - tags.keys():  # for example another step
       record.unlink()
       shutil.rmtree(folder, ignore_errors=True)
       known = {}
@@ -204,32 +203,32 @@ def local(path: str | Path, step: int | None = None, every: bool = False) -> Pat
 
 @contextlib.contextmanager
 def uploaded(out: str | Path) -> Iterator[Path]:
-  """Yields a path to write a new folder to, which is uploaded at the end if `out` is a URL.
+  """Yields a path for a new folder, which is uploaded at the end if `out` is a URL.
 
-  Raises ValueError if something is at the URL, OSError if it cannot be written, in one line.
+  Raises ValueError if the URL is not empty, OSError if it cannot be written; one line.
   """
   url = str(out).rstrip("/")
   if not storage.is_remote(url):
     yield Path(out)
     return
   if storage.find(f"{url}/**"):
-    raise ValueError(f"{url} exists: nothing is overwritten")
+    raise ValueError(f"{url} exists: choose another name")
   with tempfile.TemporaryDirectory() as temporary:
     folder = Path(temporary) / url.rpartition("/")[2]
     yield folder
-    # Last, what tells the format of the folder: without it a part is not read.
+    # JSON last: it marks the format, so a partial upload is not readable.
     files = sorted(folder.rglob("*"), key=lambda path: path.suffix == ".json")
     for path in (path for path in files if path.is_file()):
       storage.upload(path, f"{url}/{path.relative_to(folder)}")
 
 
 def fetch(url: str, folder: Path, found: Iterable[storage.Object]) -> None:
-  """Copies objects below a URL to a folder, under their names."""
+  """Copies objects below a URL to a folder, with their names."""
 
   def copy(item: storage.Object) -> None:
     name = item.url[len(url) + 1 :]
     if ".." in name.split("/"):
-      raise ValueError(f"{item.url}: the name leads out of the folder {url}")
+      raise ValueError(f"{item.url}: the name points outside the folder {url}")
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.fetch(item, path)
@@ -239,14 +238,14 @@ def fetch(url: str, folder: Path, found: Iterable[storage.Object]) -> None:
 
 
 def local_folder(kind: str, key: str, url: str) -> Path:
-  """Returns the folder of that kind, on this machine, for a URL; `key` tells it from others."""
+  """Returns this machine's folder of a kind for a URL; `key` makes it unique."""
   cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
   digest = hashlib.sha256(key.encode()).hexdigest()[:16]
   return cache / "electra_jax" / kind / digest / url.rpartition("/")[2]
 
 
 def _files(folder: Path) -> list[Path]:
-  """Returns the files that are both here and at a URL."""
+  """Returns the files of a local folder that are kept at its URL."""
   found = [*folder.glob("*"), *(folder / VOCAB_FOLDER).glob("*")]
   hidden = re.compile(r"\.|.*\.tmp$")
   return [path for path in found if path.is_file() and not hidden.match(path.name)]
@@ -258,12 +257,12 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _list_files(url: str) -> list[storage.Object]:
-  """Returns the files of the run at a URL; raises ValueError if something else is there."""
+  """Lists the files of the run at a URL. Raises ValueError if the URL holds something else."""
   found = [
     x
     for pattern in ("*", f"{VOCAB_FOLDER}/*")
     for x in storage.find(f"{url}/{pattern}")
-    if not x.url.endswith("/")  # folders that a console has made
+    if not x.url.endswith("/")  # folders made in a web console
   ]
   if found and not any(x.url == f"{url}/{CONFIG_FILE}" for x in found):
     raise ValueError(
@@ -273,7 +272,7 @@ def _list_files(url: str) -> list[storage.Object]:
 
 
 def _download_files(url: str, folder: Path) -> None:
-  """Makes the local files those at a URL."""
+  """Replaces the local files by the files at a URL."""
   folder.mkdir(parents=True, exist_ok=True)
   for path in _files(folder):
     path.unlink()
@@ -287,13 +286,13 @@ def _download_files(url: str, folder: Path) -> None:
 
 
 def _download_newest(url: str, folder: Path) -> None:
-  """Downloads the newest whole step at a URL, if there is any."""
+  """Downloads the newest complete step at a URL, if any."""
   whole, found = _list_steps(url)
   fetch(url, folder, [item for step in whole[-1:] for item in found[step]])
 
 
 def _list_steps(url: str) -> tuple[list[int], dict[int, list[storage.Object]]]:
-  """Returns the whole steps at a URL in order, and the objects of each step, also of a part."""
+  """Returns the sorted complete steps at a URL, and the objects of all steps, partial ones too."""
   found, whole = {}, []
   for item in storage.find(f"{url}/{CHECKPOINTS}/**"):
     step, _, rest = item.url[len(f"{url}/{CHECKPOINTS}/") :].partition("/")

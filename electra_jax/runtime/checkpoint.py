@@ -1,8 +1,8 @@
 """Asynchronous, atomic checkpoints that restore onto any devices.
 
-An orbax `CheckpointManager` keeps one folder per step: the state as arrays and, as JSON, metadata
-with a checksum per array, because orbax returns a flipped bit without an error. `save` blocks only
-to copy the arrays to the host; checks run in the background.
+An orbax `CheckpointManager` keeps one folder per step with the state's arrays and JSON metadata,
+which has a checksum per array, because orbax does not detect bit flips. `save` blocks only to copy
+the arrays to the host; checks run in the background.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from electra_jax.runtime.workdir import CHECKPOINTS as FOLDER
 
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
 GRACE_SECS = 20  # to wait for other processes after a failure
-# tensorstore's errors for a file that cannot be read now but may be intact.
+# tensorstore's errors for temporary failures to read a file.
 _NOT_NOW = re.compile("RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAVAILABLE|DEADLINE_EXCEEDED")
 
 
@@ -49,21 +49,20 @@ class DamagedError(CheckpointError):
 
 class _Manager(ocp.CheckpointManager):
   def reached_preemption(self, step: int) -> bool:
-    """Asks nobody: JAX counts these calls with those of `StopSignals`, which then never agree."""
+    """Skips JAX's sync, which would count these calls with those of `StopSignals`."""
     return False
 
 
 class Checkpoints:
-  """The checkpoints of one run; as a context, abandoned after an error, else closed.
+  """The checkpoints of one run; a context that closes them, or abandons them after an error.
 
-  All processes of the run call `save`, `reopen` and `restore` together, and if one of them fails,
-  all raise.
+  All processes of the run call `save`, `reopen` and `restore` together; if one fails, all raise.
 
   Args:
-    keep: how many of the newest are kept.
-    keep_every_steps: multiples of this are never deleted; 0 for none.
-    to_global: turns a process-local state into one over all processes, of unsharded shapes.
-    bucket: on process 0, where the workdir's files are uploaded before each save.
+    keep: number of the newest checkpoints to keep.
+    keep_every_steps: keep multiples of this forever; 0 for none.
+    to_global: turns a process-local state into a global one of unsharded shapes.
+    bucket: on process 0, uploads the workdir's files before each save.
   """
 
   def __init__(
@@ -79,7 +78,7 @@ class Checkpoints:
     self._in_bucket = storage.is_remote(str(self.folder))
     self._to_global, self._bucket, self._uploading = to_global, bucket, None
     self._keep, self._keep_every = keep, keep_every_steps
-    self._is_lost = False  # whether the bucket could not be reached, before orbax began
+    self._is_lost = False  # whether the upload before orbax's save failed
     always = [policies.EveryNSteps(keep_every_steps)] if keep_every_steps else []
     self._kept = policies.AnyPreservationPolicy([policies.LatestN(keep), *always])
     self._open()
@@ -91,8 +90,7 @@ class Checkpoints:
       options=ocp.CheckpointManagerOptions(
         save_decision_policy=policies.FixedIntervalPolicy(1),  # the caller of `save` decides
         preservation_policy=self._kept,
-        # Else orbax may choose by what a folder is mounted from, and earlier runs have no files of
-        # a commit.
+        # orbax's default may depend on the mount, and earlier runs have no commit files.
         atomicity_options=AtomicityOptions(
           AtomicityMode.COMMIT_FILE if self._in_bucket else AtomicityMode.ATOMIC_RENAME
         ),
@@ -106,22 +104,22 @@ class Checkpoints:
     self._delete(DELETING)
 
   def _delete(self, what: str) -> None:
-    # Checkpoints are moved to DELETING first, so that a run killed while deleting leaves no
-    # partial one among the others. Failed deletions are retried later. In a bucket orbax deletes.
+    # Checkpoints are moved to DELETING first, so that a run killed while deleting leaves no partial
+    # checkpoint. Failed deletions are retried later. In a bucket orbax deletes.
     if jax.process_index() == 0 and not self._in_bucket:
       for path in self.folder.glob(what):
         shutil.rmtree(path, ignore_errors=True)
 
   def latest_step(self) -> int | None:
-    """Returns the newest step that is saved or being saved, or None."""
+    """Returns the newest step, saved or being saved, or None."""
     return self._manager.latest_step()
 
   def save(self, step: int, state, meta: Mapping[str, Any]) -> None:
-    """Saves in the background, unless that was begun already; the state may then be donated.
+    """Saves a step in the background, unless it has begun; the state may then be donated.
 
     Raises:
       WriteError: the previous save failed, or the disk is full. The next save may succeed.
-      CheckpointError: the previous save's state was not finite; nothing was saved.
+      CheckpointError: the state of the previous save was not finite, and was not saved.
     """
     if step == self.latest_step():
       return
@@ -130,7 +128,7 @@ class Checkpoints:
     processes.run_on_all(lambda: self._bucket and self._guarded(self._bucket.upload))
     self._is_lost = False
     state, meta = self._to_global(state), json.loads(json.dumps({**meta, "step": step}))
-    self._delete(f"{DELETING}/*")  # not the folder itself, which a running save may use
+    self._delete(f"{DELETING}/*")  # the folder itself may be in use by a running save
     processes.run_on_all(lambda: self._refuse_full_disk(state))
     arrays = checksums.on_host(state)  # a collective if the state is sharded
 
@@ -151,15 +149,15 @@ class Checkpoints:
     self._bucket.upload_steps(self._keep, self._keep_every)
 
   def _refuse_full_disk(self, state) -> None:
-    # Checked first: a disk that fills up halfway fails many writes, with an error each.
+    # A disk that fills up during a save raises an error for each of many writes.
     if self._in_bucket:
       return
     needed = sum(x.nbytes for x in jax.tree.leaves(state))
     free = shutil.disk_usage(self.folder).free
     if free < needed:
       raise WriteError(
-        f"no space for a checkpoint in {self.folder}: it needs {needed / 1e6:,.1f} MB, "
-        f"{free / 1e6:,.1f} MB are free; {self._what_is_left()}"
+        f"no space for a checkpoint in {self.folder}: {needed / 1e6:,.1f} MB needed, "
+        f"{free / 1e6:,.1f} MB free; {self._what_is_left()}"
       )
 
   def wait(self) -> None:
@@ -192,8 +190,7 @@ class Checkpoints:
   def abandon(self) -> bool:
     """Closes the manager after a failure; a running save may still finish.
 
-    With several processes this waits for them, at most `GRACE_SECS`. Returns True if nothing still
-    waits.
+    With several processes this waits at most `GRACE_SECS`. Returns whether the manager closed.
     """
     thread, _ = started(self._manager.close)  # a failed manager repeats its error
     thread.join(GRACE_SECS if jax.process_count() > 1 else None)
@@ -203,7 +200,7 @@ class Checkpoints:
     """Moves a checkpoint to DAMAGED, on process 0, and returns its new path."""
     place = self.folder.parent / DAMAGED / str(step)
     if jax.process_index() == 0:
-      place = free_name(place)  # earlier ones are kept: they may be the better
+      place = free_name(place)  # keep those set aside earlier
       if self._in_bucket:
         storage.move(str(self.folder / str(step)), str(place))
       else:
@@ -216,12 +213,12 @@ class Checkpoints:
   def reopen(self) -> None:
     """Reopens the folder, abandoning a failed save.
 
-    Raises WriteError if processes still wait for each other in it.
+    Raises WriteError if processes still wait for each other in that save.
     """
 
     def let_go() -> None:
       if not self.abandon():
-        raise WriteError("not all processes finished the previous save")
+        raise WriteError("not all processes finished the previous save: resume the run")
 
     if self._is_lost:
       return
@@ -241,7 +238,7 @@ class Checkpoints:
       ) from error
 
   def _what_is_left(self) -> str:
-    if self._bucket:  # which may be what fails
+    if self._bucket:  # the bucket may be what fails
       return "earlier checkpoints are intact"
     steps = steps_on_disk(self.folder)
     return f"the checkpoint of step {steps[-1]} is intact" if steps else "no earlier checkpoint"
@@ -251,7 +248,7 @@ class Checkpoints:
 
     Raises:
       DamagedError: the checkpoint is damaged.
-      CheckpointError: its arrays do not match `shapes`, or it cannot be read now.
+      CheckpointError: the arrays do not match `shapes`, or cannot be read at the moment.
     """
     return _restore(self.folder, step, shapes, processes.run_on_all)
 
@@ -262,7 +259,7 @@ def restore_from(
   step: int | None = None,
   run_on_all: Callable = lambda action: action(),
 ) -> tuple[Any, int]:
-  """Returns the state of another run's checkpoint, or a part of it, and its step.
+  """Returns the state of another run's checkpoint, or part of the state, and its step.
 
   Args:
     shapes: a `TrainState`, or a dict of its fields, of ShapeDtypeStruct with the target sharding.
@@ -270,16 +267,16 @@ def restore_from(
     run_on_all: `processes.run_on_all` if all processes call this together.
 
   Raises:
-    CheckpointError: no checkpoint, damage, or missing or differently shaped arrays (listed).
+    CheckpointError: the checkpoint is missing or damaged, or arrays are missing or misshaped.
   """
   folder = folder_of(workdir)
 
   def choose() -> int:
     steps = steps_on_disk(folder)
     if not steps:
-      raise CheckpointError(f"{folder} holds no checkpoint")
+      raise CheckpointError(f"{folder} has no checkpoint")
     if step not in (None, *steps):
-      raise CheckpointError(f"no checkpoint of step {step}: {folder} has the steps {steps}")
+      raise CheckpointError(f"{folder} has no checkpoint of step {step}; choose one of {steps}")
     return steps[-1] if step is None else step
 
   chosen = run_on_all(choose)
@@ -287,9 +284,9 @@ def restore_from(
 
 
 def _restore(folder: Path, step: int, shapes, run_on_all: Callable):
-  """Returns the arrays of a step that `shapes` names, checked, and its metadata.
+  """Returns the verified arrays of a step that are in `shapes`, and the step's metadata.
 
-  Each process reads by itself: orbax's manager would synchronise them.
+  Each process reads independently; orbax's manager would synchronise them.
   """
   fields = {name.partition("/")[0] for name in named(shapes)}
 
@@ -325,26 +322,26 @@ def _read_meta(folder: Path, step: int) -> dict[str, Any]:
     if digest is not None and digest != checksums.digest(meta):
       raise ValueError("the metadata does not match its checksum")
     if meta["step"] != step or "step" not in meta["arrays"]:
-      raise ValueError(f"its metadata says step {meta['step']}")
+      raise ValueError(f"the metadata says step {meta['step']}")
   return meta
 
 
 @contextlib.contextmanager
 def _reading(folder: Path, step: int) -> Iterator[None]:
-  """Adds the path; classifies errors as transient or permanent (damage)."""
+  """Adds the path to errors and turns them into CheckpointError or, if permanent, DamagedError."""
   try:
     yield
   except Exception as error:
     system = isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.EIO, None)
     if system or isinstance(error, MemoryError) or _NOT_NOW.search(str(error)):
-      reason = f"the checkpoint {folder / str(step)} cannot be read now ({cause(error)})"
+      reason = f"the checkpoint {folder / str(step)} cannot be read now: {cause(error)}"
       raise CheckpointError(reason) from error
     raise _damaged(folder, step, cause(error)) from error
 
 
 def _state_handler() -> ocp.PyTreeCheckpointHandler:
-  # Write one full replica. Slices from each device would be compiled per shape and device, which
-  # took 5 s in the first save of a tiny model on 8 devices.
+  # Write one full replica: slicing on each device compiles per shape and device, which takes 5 s in
+  # the first save of a tiny model on 8 devices.
   arrays = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
   return ocp.PyTreeCheckpointHandler(
     type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
@@ -352,9 +349,9 @@ def _state_handler() -> ocp.PyTreeCheckpointHandler:
 
 
 class _CheckedState(ocp.AsyncCheckpointHandler):
-  """Writes a state and, meanwhile, computes the metadata."""
+  """Writes a state while computing the metadata."""
 
-  save = restore = None  # `_restore` reads it
+  save = restore = None  # `_restore` reads instead
 
   def __init__(self):
     self._arrays = _state_handler()
@@ -369,21 +366,21 @@ class _CheckedState(ocp.AsyncCheckpointHandler):
         (directory.parent / "meta").mkdir()
         (directory.parent / "meta" / "metadata").write_text(json.dumps(meta))
 
-    # Last, so that nothing is still being written when it fails.
+    # Last, so that no write is pending when it fails.
     return [*written, ocp.future.CommitFutureAwaitingContractedSignals(describe())]
 
 
 @ocp.args.register_with_handler(_CheckedState, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class _CheckedSave(ocp.args.CheckpointArgs):
-  """A state, and a function that returns its metadata in a thread, or raises to cancel the save."""
+  """A state, and a function that computes its metadata in a thread, or raises to cancel."""
 
   state: Any
   describe: Callable[[], dict[str, Any]]
 
 
 def folder_of(workdir: str | Path) -> Path:
-  """Returns the folder of a run's checkpoints, an `epath.Path` if it is in a bucket."""
+  """Returns the folder of a run's checkpoints, an `epath.Path` for a bucket."""
   here = Path(workdir).resolve()
   link = here / BUCKET_FILE
   if not (link.exists() and (url := link.read_text()).startswith("gs://")):
@@ -395,7 +392,7 @@ def folder_of(workdir: str | Path) -> Path:
 def steps_on_disk(folder: Path) -> list[int]:
   """Returns the saved steps in order.
 
-  On a disk, unfinished saves have non-numeric names; in a bucket they have no file of a commit.
+  Unfinished saves have non-numeric names on a disk, and no commit file in a bucket.
   """
   if storage.is_remote(str(folder)):
     return sorted(ocp.utils.checkpoint_steps(folder))
@@ -411,13 +408,13 @@ def _refuse_not_finite(bad: list[str]) -> None:
 
 
 def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None:
-  """Raises CheckpointError if arrays have other names or shapes than the model's."""
+  """Raises CheckpointError if the names or shapes of arrays differ from the model's."""
   wanted = named(shapes)
   problems = [f"{name} is missing" for name in wanted if name not in arrays]
   problems += [f"{name} is not in the model" for name in arrays if name not in wanted]
   for name, x in wanted.items():
     if name in arrays and tuple(arrays[name]["shape"]) != x.shape:
-      problems.append(f"{name} is {tuple(arrays[name]['shape'])}, the model's is {x.shape}")
+      problems.append(f"{name} is {tuple(arrays[name]['shape'])}, in the model {x.shape}")
   if problems:
     more = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
     listed = "; ".join([*problems[:3], *more])
@@ -433,10 +430,10 @@ def _damaged(folder: Path, step: int, reason: str) -> DamagedError:
 
 
 def cause(error: BaseException) -> str:
-  """Returns the OS error text, else the first line of the message, shortened."""
+  """Returns the text of an OS error, else the first line of the message, shortened."""
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
-  # tensorstore's message ends with the OS error and then details of varying order.
+  # tensorstore's message ends with the OS error, then details in varying order.
   if match := re.search(r": ([^:\[]*) \[(?:os_error_code|tensorstore_spec)=", str(error)):
     return match[1]
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Checksums of arrays and of what is saved beside them."""
+"""Checksums of arrays and their metadata."""
 
 import json
 import zlib
@@ -17,7 +17,7 @@ def on_host(state) -> dict[str, np.ndarray]:
   """Returns {name: array} on this host; the arrays outlive donation of the state.
 
   On CPU, replicated arrays are not copied: a step does not overwrite memory that NumPy views. GPU
-  arrays go to pinned memory, as in orbax: 1.3 GB take 25 ms from an H100, 1 s to pageable memory.
+  arrays go to pinned memory, as in orbax: 1.3 GB from an H100 take 25 ms instead of 1 s.
   """
 
   def start(x: jax.Array) -> jax.Array | np.ndarray:
@@ -39,7 +39,7 @@ def of_tree(tree) -> int:
 
 
 def inspect(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, dict], list[str]]:
-  """Returns {name: {shape, dtype, crc32}}, and the names of arrays that are not finite."""
+  """Returns {name: {shape, dtype, crc32}}, and the names of non-finite arrays."""
 
   def describe(x: np.ndarray) -> tuple[dict, bool]:
     finite = not x.size or bool(np.isfinite(x.min()) and np.isfinite(x.max()))
@@ -53,5 +53,5 @@ def inspect(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, dict], list[str
 
 
 def digest(meta: Mapping[str, Any]) -> int:
-  """Returns the CRC-32 of the metadata; a JSON round trip does not change it."""
+  """Returns the CRC-32 of metadata, which survives a JSON round trip."""
   return zlib.crc32(json.dumps(meta, sort_keys=True).encode())

@@ -1,9 +1,9 @@
 """Claims of folders in buckets, s3:// and gs://: one process at a time writes there.
 
-A claim is an object that only one process can create, URL/.claims/000001 and so on. Its holder has
-the highest number, and writes its object again and again as long as it lives. Who sees that object
-unchanged for STALE_SECS, by a clock of its own, creates the next number; a holder that was only
-suspended finds it there and ends.
+A claim is an object that only one process can create, URL/.claims/000001 and so on. The holder has
+the highest number and rewrites its object periodically. A process that sees the object unchanged
+for STALE_SECS, by its local clock, creates the next number; a holder that was only suspended finds
+the new object and stops.
 """
 
 import contextlib
@@ -31,23 +31,23 @@ class ClaimError(ValueError):
 def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], None]]:
   """Claims a folder of a bucket until the block ends; yields a function that checks the claim.
 
-  Beside a claim that has not ended this waits until that changes or is stale. The function raises
-  ClaimError if another process has claimed the folder since.
+  If a claim has not ended, waits until it changes or is stale. The yielded function raises
+  ClaimError if another process has taken over the folder.
 
   Args:
-    stale_secs: after how long without a change a holder is taken for dead; None: STALE_SECS. The
-      same in all processes.
+    stale_secs: seconds without a change after which a holder counts as dead, the same in all
+      processes; None: STALE_SECS.
 
   Raises:
-    ClaimError: a live process holds the folder, with its name.
-    OSError: the bucket cannot be read or written, in one line.
+    ClaimError: a live process, which the message names, holds the folder.
+    OSError: the bucket cannot be read or written; one line.
   """
   stale_secs = stale_secs or STALE_SECS
   holder = f"process {os.getpid()} on {socket.gethostname()} ({uuid.uuid4().hex[:8]})"
   earlier = _free(url, stale_secs)
-  own = f"{url}/{FOLDER}/{_number(earlier[-1].url) + 1 if earlier else 1:06}"
+  mine = f"{url}/{FOLDER}/{_number(earlier[-1].url) + 1 if earlier else 1:06}"
 
-  is_lost = False  # whether the bucket could not be reached the last time
+  is_lost = False  # whether the last access to the bucket failed
 
   @contextlib.contextmanager
   def noticing() -> Iterator[None]:
@@ -61,12 +61,12 @@ def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], No
 
   def write(state: object, create: bool = False) -> None:
     with noticing():
-      storage.put(own, f"{holder}\n{state}".encode(), create)
+      storage.put(mine, f"{holder}\n{state}".encode(), create)
 
   def check() -> None:
     with noticing():
       newest = _found(url)[-1]
-    if newest.url != own:
+    if newest.url != mine:
       raise ClaimError(f"{url} has been taken over by {_read(newest)[0]}")
 
   try:
@@ -81,7 +81,7 @@ def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], No
     for count in itertools.count():
       if over.wait(stale_secs / BEATS):
         return
-      with contextlib.suppress(OSError):  # the next may arrive
+      with contextlib.suppress(OSError):  # the next may succeed
         write(count)
 
   thread = threading.Thread(target=beat, daemon=True)
@@ -90,14 +90,14 @@ def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], No
     yield check
   finally:
     over.set()
-    if not is_lost:  # else it becomes stale
+    if not is_lost:  # otherwise the claim becomes stale
       thread.join()
       with contextlib.suppress(OSError):
         write(ENDED)
 
 
 def _free(url: str, stale_secs: float) -> list[storage.Object]:
-  """Returns the claims so far, the last of which has ended or is stale; raises if it is not."""
+  """Returns the claims so far once the last has ended or is stale; raises if it is live."""
   found, since = _found(url), time.monotonic()
   while found and _read(found[-1])[1] != ENDED and time.monotonic() - since < stale_secs:
     time.sleep(stale_secs / BEATS / 5)
@@ -116,7 +116,7 @@ def _number(url: str) -> int:
 
 
 def _read(claimed: storage.Object) -> list[str]:
-  """Returns the holder of a claim, and its state."""
+  """Returns the holder of a claim and its state."""
   return storage.read(claimed.url).decode().split("\n")
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import jax
 from jax.experimental import multihost_utils
 
-# Exit code of a run stopped before its end, as of a process ended by SIGTERM. SLURM and
-# Kubernetes restart a job that exits with it; only 0 means done.
+# Exit code of a run that stopped early, as after SIGTERM. SLURM and Kubernetes restart jobs that
+# exit with it; only 0 means done.
 STOPPED = 128 + signal.SIGTERM
 
 
 def handled(number: int, handler: Callable) -> dict:
-  """Sets the handler of a signal, and returns {signal: its handler before}.
+  """Sets the handler of a signal and returns {signal: the previous handler}.
 
-  Outside of the main thread, where Python sets none, it returns {}.
+  Does nothing and returns {} outside the main thread, where Python cannot set handlers.
   """
   if threading.current_thread() is not threading.main_thread():
     return {}
@@ -33,8 +33,8 @@ class StopSignals:
   """A context that records stop signals instead of obeying them; a second Ctrl-C interrupts.
 
   With several processes, signals may reach only some, at different steps. `jax.distributed` then
-  handles SIGTERM, and all agree on the call of `requested` that is the first to return it. The
-  handler calls `announce` with a message.
+  handles SIGTERM, and all agree on the first call of `requested` that returns it. The handler calls
+  `announce` with a message.
   """
 
   def __init__(self, announce: Callable[[str], None] = lambda text: None):
@@ -54,7 +54,7 @@ class StopSignals:
 
   def _note(self, number, _frame) -> None:
     self._name = signal.Signals(number).name
-    again = "; Ctrl-C again: at once, without saving" if number == signal.SIGINT else ""
+    again = "; Ctrl-C again to stop at once, without saving" if number == signal.SIGINT else ""
     self._announce(f"{self._name}: stopping after this step{again}")
     if not self._alone:
       os.kill(os.getpid(), signal.SIGTERM)
@@ -64,10 +64,10 @@ class StopSignals:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
   def requested(self) -> str | None:
-    """Returns the signal to stop for, or None; once there is one, it stays."""
+    """Returns the name of the first stop signal, or None."""
     if self._alone:
       return self._name
-    if not self._agreed:  # the point is agreed upon in calls: one that is passed does not return
+    if not self._agreed:  # each call counts towards the agreed point, so none may be skipped
       self._calls += 1
       self._agreed = multihost_utils.reached_preemption_sync_point(self._calls)
     return "SIGTERM" if self._agreed else None

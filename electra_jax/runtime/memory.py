@@ -1,4 +1,4 @@
-"""Compares the memory that a compiled program needs with the memory there is."""
+"""Compares the memory that a compiled program needs with the free memory."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ LIMITS = (
 
 
 def check(name: str, compiled: jax.stages.Compiled, remedy: str) -> None:
-  """Raises ValueError if a program, whose arguments are in memory, needs more than there is free.
+  """Raises ValueError if a program, with its arguments in memory, needs more than the free memory.
 
-  A CPU does not refuse an allocation: the kernel kills the process later, without a message. The
-  message has the name of the program, and the remedy: what to raise or lower.
+  On a CPU, allocation succeeds and the kernel later kills the process without a message. The error
+  names the program and the remedy: what to raise or lower.
   """
   if stats := compiled.memory_analysis():
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
@@ -26,18 +26,18 @@ def check(name: str, compiled: jax.stages.Compiled, remedy: str) -> None:
 
 
 def refuse(name: str, needed: int, remedy: str) -> None:
-  """Raises ValueError if a device has less than `needed` bytes free, with both numbers."""
+  """Raises ValueError, with both numbers, if a device has less than `needed` bytes free."""
   free = available()
   if jax.default_backend() == "cpu":
     needed *= jax.local_device_count()
   if free is not None and needed > free:
     raise ValueError(
-      f"{name} needs {needed / 1e9:,.2f} GB of memory, {free / 1e9:,.2f} GB are free: {remedy}"
+      f"{name} needs {needed / 1e9:,.2f} GB of memory, but {free / 1e9:,.2f} GB are free: {remedy}"
     )
 
 
 def available() -> int | None:
-  """Returns the free bytes of a device, on a CPU of this machine or container; None if unknown."""
+  """Returns the free bytes of a device; of the machine or container for a CPU; None: unknown."""
   if jax.default_backend() != "cpu":
     stats = jax.local_devices()[0].memory_stats() or {}
     limit = stats.get("bytes_limit")
@@ -49,17 +49,17 @@ def available() -> int | None:
     return None
   for group in _groups():
     for limit, used, reclaimable in LIMITS:
-      with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+      with contextlib.suppress(OSError, ValueError):  # no file, or "max"
         most = int((group / limit).read_text()) - int((group / used).read_text())
         with contextlib.suppress(OSError, KeyError):
           fields = dict(x.split() for x in (group / "memory.stat").read_text().splitlines())
-          most += int(fields[reclaimable])  # files that the kernel keeps while memory is free
+          most += int(fields[reclaimable])  # page cache
         free = min(free, most)
   return free
 
 
 def _groups() -> Iterator[Path]:
-  """Yields the folders of this process's control groups and of their parents."""
+  """Yields the folders of this process's control groups and their parents."""
   own = ""
   with contextlib.suppress(OSError):
     own = OWN_GROUPS.read_text()

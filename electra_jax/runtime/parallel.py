@@ -27,10 +27,10 @@ from electra_jax.core.params import AXIS, split_axis
 
 
 def keep_freed_memory() -> None:
-  """Makes glibc's malloc keep freed memory, where JAX runs on the CPU; call it before JAX starts.
+  """Makes glibc's malloc keep freed memory if JAX runs on the CPU; call it before JAX starts.
 
-  XLA allocates the temporaries of a step in one block, which glibc would map anew, zeroed page by
-  page, at every step: 448 ms in place of 380 (four layers of ELECTRA-Small, one core; LOG.md).
+  XLA allocates a step's temporaries in one block, which glibc would map and zero again at every
+  step: 448 ms instead of 380 (four layers of ELECTRA-Small, one core; LOG.md).
   """
   if not _uses_cpu() or platform.libc_ver()[0] != "glibc":
     return
@@ -42,7 +42,7 @@ def keep_freed_memory() -> None:
 
 
 def _uses_cpu() -> bool:
-  """Returns whether JAX will choose the CPU, without starting it; False where it might not."""
+  """Returns whether JAX will certainly choose the CPU, without starting JAX."""
   if platforms := jax.config.jax_platforms:
     return platforms == "cpu"
   plugins = importlib.metadata.entry_points(group="jax_plugins")
@@ -50,15 +50,15 @@ def _uses_cpu() -> bool:
 
 
 def full_precision() -> contextlib.AbstractContextManager:
-  """Computes products of float32 exactly: accelerators round the factors to bfloat16 or TF32.
+  """Multiplies float32 in full precision: accelerators round factors to bfloat16 or TF32.
 
-  For what is compared between networks, formats or machines; training is in `model.dtype`.
+  For comparisons between networks, formats or machines; training uses `model.dtype`.
   """
   return jax.default_matmul_precision("highest")
 
 
 def check_divisible(batch_size: int, accumulation: int, devices: int | None = None) -> None:
-  """Raises ValueError if devices (None: all) x microbatches do not divide a global batch."""
+  """Raises ValueError if devices (None: all) x accumulation does not divide a global batch."""
   devices = devices or jax.device_count()
   if batch_size % (devices * accumulation):
     parts = f" x {accumulation} microbatches (train.accumulation)" if accumulation > 1 else ""
@@ -74,7 +74,7 @@ def _sharding(spec: PartitionSpec, is_local: bool = False) -> NamedSharding:
 
 @struct.dataclass
 class Packed:
-  """A tree of small arrays packed into `flat` [n] float32; two dozen reads take a millisecond."""
+  """A tree of small arrays packed into `flat` [n] float32, to be read from the device at once."""
 
   flat: jax.Array
   structure: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
@@ -103,8 +103,8 @@ def map_train_step(
 ):
   """Maps (state, batch, *others) -> (state, metrics) over all devices; the state is donated.
 
-  The result returns its metrics `Packed` and has pmap's `lower`. For `axes` and `devices` see
-  `StateSharding`; axes None means replicated. All devices get the same `others`, a number of them.
+  The result returns `Packed` metrics and has pmap's `lower`. For `axes` (None: replicated) and
+  `devices` see `StateSharding`. All devices get the same `others`, whose number is an argument.
   """
   # With several processes pmap hashes its out_axes, so it returns the state as a tuple.
   out_axes = axes and tuple(jax.tree.leaves(axes, is_leaf=lambda a: a is None))
@@ -131,7 +131,7 @@ def map_train_step(
 
 
 def with_default(step: Callable, numbers) -> Callable:
-  """Gives the third argument of a mapped step a default, a tree of integers."""
+  """Gives the third argument of a mapped step the default `numbers`, a tree of integers."""
   numbers = jax.tree.map(np.int32, numbers)
   placed = functools.cache(lambda: replicate(numbers))
 
@@ -163,20 +163,20 @@ def map_predict(step: Callable) -> Callable:
 
 
 def over_seeds(function: Callable, batched: tuple[bool, ...]) -> Callable:
-  """Maps a function over several seeds, within one program; they are the first axis of results.
+  """Maps a function over seeds in one program; the first axis of results is the seed.
 
-  Accelerators vmap; a CPU loops: vmap takes S times the memory for 1.3 times the speed in two
-  layers of 128, 0.9 in four of 256 (LOG.md).
+  Accelerators use vmap, a CPU a loop: there vmap takes S times the memory for 1.3 times the speed
+  with two layers of 128, and 0.9 times with four of 256 (LOG.md).
 
   Args:
-    batched: for each argument, whether its first axis is the seeds'.
+    batched: for each argument, whether its first axis is the seed.
   """
   if jax.default_backend() != "cpu":
-    return jax.vmap(function, in_axes=tuple(0 if own else None for own in batched))
+    return jax.vmap(function, in_axes=tuple(0 if mine else None for mine in batched))
 
   def one_by_one(*args):
-    def of_seed(own):  # {index: argument}
-      return function(*(own.get(i, x) for i, x in enumerate(args)))
+    def of_seed(mine):  # {index: argument}
+      return function(*(mine.get(i, x) for i, x in enumerate(args)))
 
     return jax.lax.map(of_seed, {i: args[i] for i, mine in enumerate(batched) if mine})
 
@@ -197,7 +197,7 @@ class StateSharding:
   """The sharding of a state: which arrays are sharded over devices and which are replicated.
 
   Between steps a sharded array has a leading device axis, [D, ...]; in a checkpoint it has its
-  ordinary shape. Checkpoints therefore do not depend on sharding or on the number of devices.
+  ordinary shape, so checkpoints do not depend on sharding or on the number of devices.
 
   Args:
     shapes: the state's ordinary shapes, a tree of ShapeDtypeStruct.
@@ -205,14 +205,14 @@ class StateSharding:
     devices: None for all; may be described devices, to compile for them.
 
   Fields:
-    axes: for `map_train_step`: 0 if sharded, None if replicated; None if all are replicated.
+    axes: for `map_train_step`, a tree of 0 (sharded) and None (replicated), or None for all.
   """
 
   def __init__(self, shapes, sharded, devices: Sequence[jax.Device] | None = None):
     D = len(devices or jax.devices())
     self._shapes = shapes
 
-    def axis_of(is_sharded, x) -> int:  # -1 for replicated: None is not a leaf of a tree
+    def axis_of(is_sharded, x) -> int:  # -1 if replicated, because None is not a leaf
       axis = split_axis(x.shape, D) if is_sharded else None
       return -1 if axis is None else axis
 
@@ -249,16 +249,16 @@ class StateSharding:
     return jax.tree.map(shape, self._shapes, self._specs)
 
   def bytes_per_device(self) -> int:
-    """Returns the bytes of the state on a device."""
-    own = jax.tree.leaves(self.shapes())
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in own)
+    """Returns the bytes of the state on each device."""
+    arrays = jax.tree.leaves(self.shapes())
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
   def step_shapes(self):
     """Returns the state's shapes between steps."""
     return jax.eval_shape(self._split, self._shapes)
 
   def to_global(self, state):
-    """Turns a state between steps into one over all processes, as checkpoints store it."""
+    """Turns a state between steps into a global state, as checkpoints store it."""
     state = _to_global(state, self._step_specs)
     return state if self.axes is None else self._joining(state)
 
@@ -267,13 +267,13 @@ class StateSharding:
     return _to_local(state if self.axes is None else self._splitting(state), self._step_specs)
 
   def init_state(self, function: Callable) -> Callable:
-    """Maps (replicated tree) -> function(tree), sharded; no device ever holds it in full."""
+    """Maps (replicated tree) -> function(tree), sharded; no device holds the result in full."""
     made, replicated = _jit(lambda x: self._split(function(x)), self._step_specs), PartitionSpec()
     return lambda tree: _to_local(made(_to_global(tree, replicated)), self._step_specs)
 
 
 def _jit(function: Callable, specs) -> Callable:
-  """Compiles a function whose results are spread over the devices of all processes."""
+  """Compiles a function whose results are sharded over the devices of all processes."""
   return jax.jit(function, out_shardings=jax.tree.map(_sharding, specs))
 
 

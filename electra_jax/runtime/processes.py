@@ -24,11 +24,11 @@ class PeerError(ValueError):
 
 
 def only_raised(error: Exception, kind: type[Exception]) -> bool:
-  """True if every process that failed raised `kind`; equal on all after `run_on_all`."""
+  """Returns whether every failed process raised `kind`; equal on all after `run_on_all`."""
   return getattr(error, "kinds", {type(error).__name__}) == {kind.__name__}
 
 
-# Errors of a collective or the coordination service that cannot reach another process.
+# Matches errors of collectives or the coordination service when another process is unreachable.
 _LOST = re.compile("gloo|nccl|coordination|heartbeat|connection|socket|unavailable|deadline", re.I)
 
 
@@ -38,16 +38,16 @@ def initialize(
   """Joins the run's other processes; call it before using a device.
 
   Without a coordinator, JAX detects a cluster (TPU pod, SLURM, MPI), else the run has one process.
-  If one is missing after `timeout_secs`, or silent later for up to 100 s, JAX's runtime aborts the
-  others (exit code 134). Raises ValueError if the first three arguments contradict each other.
+  If a process is missing after `timeout_secs`, or later silent for up to 100 s, JAX's runtime
+  aborts the others (exit code 134). Raises ValueError if the first three arguments disagree.
   """
   given = bool(coordinator), num_processes > 0, process_id >= 0
   if any(given) and not all(given):
     raise ValueError("set all of coordinator, num_processes and process_id, or none")
   if coordinator and not re.search(r":\d+$", coordinator):
-    raise ValueError(f"coordinator {coordinator} is not HOST:PORT")
+    raise ValueError(f"coordinator {coordinator} must be HOST:PORT")
   if coordinator and process_id >= num_processes:
-    raise ValueError(f"process_id is {process_id}, but {num_processes} processes count from 0")
+    raise ValueError(f"process_id must be between 0 and {num_processes - 1}, got {process_id}")
 
   def explain():
     print(
@@ -74,17 +74,16 @@ def initialize(
   finally:
     timer.cancel()
   if distributed.global_state.num_processes == 1:
-    # JAX's handler only takes a note for the other processes; as long as nobody reads it, a SIGTERM
-    # before the training loop would be lost.
+    # JAX's handler only records the signal, so a SIGTERM before the training loop would be lost.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextlib.contextmanager
 def abort_if_peer_lost() -> Iterator[None]:
-  """Ends this process if the code inside fails because another process is gone.
+  """Exits this process if the code inside fails because another process is gone.
 
-  It exits at once, with code 134 like JAX's aborts: clean-up would wait for the lost process. On
-  accelerators collectives hang; there JAX's runtime ends the process when heartbeats stop.
+  Exits at once, with code 134 like JAX's aborts, because clean-up would wait for the lost process.
+  On accelerators collectives hang, and JAX's runtime ends the process when heartbeats stop.
   """
   try:
     yield
@@ -97,21 +96,21 @@ def abort_if_peer_lost() -> Iterator[None]:
 
 
 @abort_if_peer_lost()
-def _everyones(own: np.ndarray) -> np.ndarray:
-  return multihost_utils.process_allgather(own)
+def _gather(mine: np.ndarray) -> np.ndarray:
+  return multihost_utils.process_allgather(mine)
 
 
-def texts_of_all(own: str, most: int) -> list[str]:
+def texts_of_all(mine: str, most: int) -> list[str]:
   """Returns the texts of all processes, each cut to `most` bytes; all call it together."""
-  padded = np.frombuffer(own.encode()[:most].ljust(most, b"\0"), np.uint8)
-  return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in _everyones(padded)]
+  padded = np.frombuffer(mine.encode()[:most].ljust(most, b"\0"), np.uint8)
+  return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in _gather(padded)]
 
 
 def run_on_all(action: Callable[[], T]) -> T:
   """Returns action(), or raises on every process if it raised on one, so that none waits.
 
-  The action must not wait for another process without a time limit. Where it succeeded, a PeerError
-  names the first that failed.
+  The action must not wait for another process without a time limit. Processes on which it succeeded
+  raise a PeerError that names the first failure.
   """
   if jax.process_count() == 1:
     return action()
@@ -120,7 +119,7 @@ def run_on_all(action: Callable[[], T]) -> T:
     result = action()
   except Exception as error:
     failure = error
-  # Not repr: an OSError's has no path.
+  # Not repr, which leaves out the path of an OSError.
   reason = f"{type(failure).__name__}({str(failure)!r})" if failure else ""
   errors = {i: text for i, text in enumerate(texts_of_all(reason, 1000)) if text}
   if not errors:
@@ -132,20 +131,20 @@ def run_on_all(action: Callable[[], T]) -> T:
 
 
 def broadcast_from_0(value: T) -> T:
-  """Returns the value that process 0 has, a bool or a list of numbers; all call it together."""
-  return value if jax.process_count() == 1 else _everyones(np.array(value))[0].tolist()
+  """Returns process 0's value, a bool or a list of numbers; all processes call it together."""
+  return value if jax.process_count() == 1 else _gather(np.array(value))[0].tolist()
 
 
 def assert_same(values: dict[str, str]) -> None:
-  """Raises ValueError on every process if one has other values, by name, than the rest.
+  """Raises ValueError on every process if the values, by name, of one differ from the others.
 
-  It names the odd process, or of two the second.
+  The message names the odd process, or the second of two.
   """
   if jax.process_count() == 1:
     return
-  own = " ".join(hashlib.sha256(value.encode()).hexdigest() for value in values.values())
-  everyones = [text.split() for text in texts_of_all(own, len(own))]
-  for (name, value), hashes in zip(values.items(), zip(*everyones, strict=True), strict=True):
+  mine = " ".join(hashlib.sha256(value.encode()).hexdigest() for value in values.values())
+  of_all = [text.split() for text in texts_of_all(mine, len(mine))]
+  for (name, value), hashes in zip(values.items(), zip(*of_all, strict=True), strict=True):
     usual = collections.Counter(hashes).most_common(1)[0][0]
     odd = [str(process) for process, digest in enumerate(hashes) if digest != usual]
     if odd:

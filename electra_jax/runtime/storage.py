@@ -1,8 +1,8 @@
 """Objects in buckets and on web servers: s3://, gs://, hf:// and https://.
 
-The only module that imports fsspec. A URL is one object's name, or a pattern of several (but for
-https). Broken connections and busy servers are waited for; an object that is replaced while it is
-read is noticed by its tag.
+The only module that imports fsspec. A URL names one object or, except with https, is a pattern.
+Requests are retried if a connection breaks or a server is busy. Tags reveal objects that are
+replaced while they are read.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ from typing import Any, BinaryIO
 from electra_jax.runtime.workdir import replacing
 
 RANGE_BYTES = 8 << 20
-WAITS = 0.5, 1, 2, 4, 8  # seconds between tries
+WAITS = 0.5, 1, 2, 4, 8  # seconds between attempts
 TIMEOUT_SECS = 60
 TRY_AGAIN = 408, 429
-# Modules whose errors mean that a request failed, where they are not OSErrors.
+# Modules whose exceptions mean that a request failed, even if they are not OSErrors.
 LIBRARIES = (
   "aiohttp aiobotocore botocore fsspec gcsfs google httpcore httpx httpx2 requests".split()
 )
-# Names in the query of a signed URL.
+# Parameters in the query of a signed URL.
 SECRETS = re.compile(r"[?&][^=&]*(signature|credential|token|secret|sig|key)=", re.IGNORECASE)
 LOG_IN = {
   "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or run aws configure; for a public bucket"
@@ -46,32 +46,31 @@ LOG_IN = {
 
 @dataclasses.dataclass(frozen=True)
 class Object:
-  """An object as it was when it was looked at."""
+  """The metadata of an object at one time."""
 
   url: str
   size: int  # bytes
-  tag: str  # differs between its versions: ETag, generation, commit; "" if a web server names none
-  ranged: bool = dataclasses.field(default=True, compare=False)  # a part of it can be asked for
+  tag: str  # its version: ETag, generation or commit; "" if a web server has none
+  ranged: bool = dataclasses.field(default=True, compare=False)  # supports range requests
 
 
 class ChangedError(OSError):
-  """An object is not the one that was found."""
+  """An object has changed since it was found."""
 
 
 def is_remote(text: str) -> bool:
-  """Returns whether a text is a URL, not a path."""
+  """Returns whether `text` is a URL, not a path."""
   return "://" in text
 
 
 def find(pattern: str) -> list[Object]:
-  """Returns the objects that a URL or a pattern of URLs (*, **, ?, [...]) names, in order.
+  """Returns the objects that match a URL or a pattern of URLs (*, **, ?, [...]), in order.
 
-  A pattern may name none. The URLs of datasets on the Hub get the commit that their revision is at:
+  A pattern may match none. URLs of datasets on the Hub get the commit of their revision:
   hf://datasets/OWNER/NAME@COMMIT/PATH.
 
   Raises:
-    ValueError: the URL has credentials or a scheme that is not known, or a web server is asked for
-      a pattern.
+    ValueError: the URL has credentials or an unknown scheme, or is a pattern for a web server.
     OSError: the bucket or object is missing or cannot be read; the message is one line.
     ModuleNotFoundError: a package of the extra `buckets` is missing.
   """
@@ -79,16 +78,16 @@ def find(pattern: str) -> list[Object]:
 
 
 def look(url: str) -> Object:
-  """Returns an object as it is now. Raises as `find`."""
+  """Returns the current metadata of an object. Raises as `find`."""
   return _tried(url, lambda store: store.look(url))
 
 
 @contextlib.contextmanager
 def opened(found: Object) -> Iterator[BinaryIO]:
-  """Opens an object for reading; what cannot be read in ranges cannot seek.
+  """Opens an object for reading, without seeking unless it is `ranged`.
 
-  Raises as `find`, and OSError if the object is not the one that was found: when it is opened, at
-  the end, and instead of another error of reading it.
+  Raises as `find`, and ChangedError if the object has changed, which is checked before and after
+  reading.
   """
   _check_same(found)
   try:
@@ -101,27 +100,27 @@ def opened(found: Object) -> Iterator[BinaryIO]:
 
 
 def read(url: str) -> bytes:
-  """Returns an object's bytes, again if it is replaced meanwhile. Raises as `find`."""
+  """Reads an object; starts again if it changes meanwhile. Raises as `find`."""
   while True:
     with contextlib.suppress(ChangedError), opened(look(url)) as stream:
       return stream.read()
 
 
 def fetch(url: str | Object, path: str | os.PathLike) -> None:
-  """Copies an object to a file, which it replaces whole or not at all. Raises as `opened`."""
+  """Copies an object to a file, atomically. Raises as `opened`."""
   found = url if isinstance(url, Object) else look(url)
   with opened(found) as stream, replacing(Path(path)) as temporary, temporary.open("wb") as file:
     shutil.copyfileobj(stream, file, RANGE_BYTES)
 
 
 def put(url: str, data: bytes, create: bool = False) -> None:
-  """Writes an object whole.
+  """Writes an object atomically.
 
-  With `create`, of several writers of different bytes one succeeds. The one that wrote may do so
-  again: it may not have got the answer.
+  With `create`, only one of several writers of different bytes succeeds, even if it repeats the
+  request because the response was lost.
 
   Raises:
-    FileExistsError: with `create`, if the object exists with other bytes.
+    FileExistsError: with `create`, if the object exists with different bytes.
     ValueError, OSError, ModuleNotFoundError: as `find`.
   """
   try:
@@ -132,11 +131,11 @@ def put(url: str, data: bytes, create: bool = False) -> None:
 
 
 def upload(path: str | os.PathLike, url: str) -> None:
-  """Writes a file as an object, and compares the size. Raises as `find`."""
+  """Uploads a file and checks the size. Raises as `find`."""
   here = os.path.getsize(path)
   _tried(url, lambda store: store.upload(os.fspath(path), url))
   if (there := look(url).size) != here:
-    raise OSError(f"{url}: {there:,} bytes arrived of the {here:,} of {path}: write it again")
+    raise OSError(f"{url} has {there:,} of the {here:,} bytes of {path}: write it again")
 
 
 def remove(url: str) -> None:
@@ -153,15 +152,15 @@ def move(url: str, to: str) -> None:
 def _check_same(found: Object) -> None:
   if (now := look(found.url)) != found:
     was, is_now = (f"{x.size:,} bytes, {x.tag or 'no tag'}" for x in (found, now))
-    raise ChangedError(f"{found.url}: the object has changed: it was {was}, and is {is_now}")
+    raise ChangedError(f"{found.url} has changed: it was {was}, and is {is_now}")
 
 
 class _Ranges(io.RawIOBase):
-  """An object, read in ranges; where one follows another, the next is asked for ahead."""
+  """An object, read in ranges, with read-ahead for sequential reads."""
 
   def __init__(self, found: Object):
     self._found, self._at = found, 0
-    self._start, self._data = 0, b""  # the range that is held
+    self._start, self._data = 0, b""  # the buffered range
     self._ahead, self._pool = (0, None), ThreadPoolExecutor(1)
 
   def readable(self) -> bool:
@@ -197,7 +196,7 @@ class _Ranges(io.RawIOBase):
 
     def get(store: Any) -> bytes:
       if len(data := store.get(self._found.url, start, end)) != end - start:
-        raise EOFError(f"{len(data):,} bytes came of {end - start:,}")
+        raise EOFError(f"got {len(data):,} of {end - start:,} bytes")
       return data
 
     return _tried(self._found.url, get)
@@ -209,7 +208,7 @@ class _Ranges(io.RawIOBase):
 
 
 class _Stream(io.RawIOBase):
-  """An object of a web server without ranges; after a break it is read again up to there."""
+  """An object of a web server without ranges; re-read from the start if the connection breaks."""
 
   def __init__(self, found: Object):
     self._found, self._at, self._answer = found, 0, None
@@ -250,14 +249,14 @@ class _Stream(io.RawIOBase):
 
 
 class _Bucket:
-  """A store of fsspec."""
+  """An fsspec store."""
 
-  ROOT = 1  # names in the path of a bucket
-  RETRIES = 2  # at most: s3fs and gcsfs try five times and more within each try
+  ROOT = 1  # number of names in the path of a bucket
+  RETRIES = 2  # s3fs and gcsfs make five or more attempts within each
 
   def __init__(self, scheme: str, module: str, name: str, tag: str = "", **options):
     self._scheme, self._tag = scheme, tag
-    logging.getLogger(module).setLevel(logging.CRITICAL)  # what it logs is raised, too
+    logging.getLogger(module).setLevel(logging.CRITICAL)  # it raises what it logs
     self._files = getattr(importlib.import_module(module), name)(**options)
 
   def find(self, pattern: str) -> list[Object]:
@@ -301,7 +300,7 @@ def _path(url: str) -> str:
 
 class _ReadOnly:
   def put(self, url: str, *_) -> None:
-    raise ValueError(f"{url}: cannot be written: write to s3:// or gs://")
+    raise ValueError(f"{url} is read-only: write to s3:// or gs://")
 
   remove = put
 
@@ -319,7 +318,7 @@ class _Hub(_ReadOnly, _Bucket):
   def find(self, pattern: str) -> list[Object]:
     from huggingface_hub import HfApi
 
-    # A branch that is converted to parquet has a name with slashes.
+    # The branch of a dataset converted to Parquet has slashes in its name.
     place = re.fullmatch(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/\w+/[^/]+|[^/]+))?/(.+)", pattern)
     if not place:
       raise ValueError(f"{pattern}: expected hf://datasets/OWNER/NAME/PATH, or NAME@REVISION")
@@ -328,7 +327,7 @@ class _Hub(_ReadOnly, _Bucket):
     return super().find(f"hf://datasets/{name}@{commit}/{rest}")
 
   def _object(self, info: dict) -> Object:
-    commit = re.search(r"@([^/]+)", info["name"])  # whose files never change
+    commit = re.search(r"@([^/]+)", info["name"])  # the files of a commit never change
     return Object(f"hf://{info['name']}", info["size"], commit[1] if commit else "")
 
   def get(self, url: str, start: int, end: int) -> bytes:
@@ -342,7 +341,7 @@ class _Web(_ReadOnly):
 
   def find(self, url: str) -> list[Object]:
     if re.search(r"[*[]", url):
-      raise ValueError(f"{url}: a web server has no list of files: name each, separated by commas")
+      raise ValueError(f"{url}: list the URLs of files on a web server, separated by commas")
     return [self.look(url)]
 
   def look(self, url: str) -> Object:
@@ -353,11 +352,11 @@ class _Web(_ReadOnly):
     except urllib.error.HTTPError as error:
       if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         raise
-      headers, ranged = error.headers, True  # it is empty
+      headers, ranged = error.headers, True  # an empty object
     if ranged:
       size = headers["Content-Range"].rpartition("/")[2]
     if not (size or "").isdigit():
-      raise ValueError(f"{url}: the server does not say its size: download it and read the file")
+      raise ValueError(f"{url}: the server does not send its size: download it and read the file")
     tag = headers["ETag"] or headers["Last-Modified"] or ""
     return Object(url, int(size), tag.strip('"'), ranged)
 
@@ -372,7 +371,7 @@ def _request(url: str, ranges: str | None = None) -> http.client.HTTPResponse:
   return urllib.request.urlopen(request, timeout=TIMEOUT_SECS)
 
 
-# {scheme: makes its store}. Listings are not kept: they would hide changes.
+# {scheme: makes its store}. Listings are not cached, because a cache would hide changes.
 STORES: dict[str, Callable] = {
   "s3": functools.partial(_Bucket, "s3", "s3fs", "S3FileSystem", "ETag", use_listings_cache=False),
   "gs": functools.partial(
@@ -385,7 +384,7 @@ STORES: dict[str, Callable] = {
 
 
 def forget_listings() -> None:
-  """Makes orbax, which writes to gs:// by two libraries, see there what either has written."""
+  """Turns off the cache of gs:// listings, because orbax writes there with two libraries."""
   importlib.import_module("fsspec").config.conf["gs"] = {"use_listings_cache": False}
 
 
@@ -395,13 +394,13 @@ def _store(scheme: str) -> Any:
 
 
 def _tried(url: str, call: Callable[[Any], Any]) -> Any:
-  """Returns what `call` returns for the URL's store; waits and tries again where that may help."""
+  """Returns `call(store)` for the URL's store, with retries after temporary failures."""
   scheme, _, rest = url.partition("://")
   if scheme not in STORES:
-    raise ValueError(f"{url}: the scheme is none of {', '.join(f'{x}://' for x in STORES)}")
+    raise ValueError(f"{url}: the scheme must be one of {', '.join(f'{x}://' for x in STORES)}")
   if "@" in rest.partition("/")[0] or SECRETS.search(rest):
     shown = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
-    raise ValueError(f"{shown}: credentials in a URL would be recorded: leave them out")
+    raise ValueError(f"{shown}: leave credentials out of the URL, which is recorded")
   store = _store(scheme)
   for wait in (*WAITS[: store.RETRIES], None):
     try:
@@ -418,7 +417,7 @@ def _tried(url: str, call: Callable[[Any], Any]) -> Any:
 
 
 def _explained(url: str, scheme: str, error: Exception) -> OSError:
-  """Returns an error with one line that names the URL; a ConnectionError is worth another try."""
+  """Returns an error of one line with the URL; a ConnectionError means that a retry may help."""
   status = _status(error)
   text = " ".join(str(error).split())[:300] or type(error).__name__
   if isinstance(error, FileNotFoundError) or status == 404:
@@ -427,15 +426,15 @@ def _explained(url: str, scheme: str, error: Exception) -> OSError:
     return FileExistsError(f"{url}: exists already")
   denied = isinstance(error, PermissionError) or status in (401, 403) or "Forbidden" in text
   if denied or "Credentials" in type(error).__name__:
-    return PermissionError(f"{url}: access is denied ({text}): {LOG_IN.get(scheme, 'log in')}")
+    return PermissionError(f"{url}: access denied ({text}): {LOG_IN.get(scheme, 'log in')}")
   wrong = status and 400 <= status < 500 and status not in TRY_AGAIN
   if wrong or "Validation" in type(error).__name__:
     return OSError(f"{url}: cannot be read or written ({text})")
-  return ConnectionError(f"{url}: the server fails, also when asked again ({text})")
+  return ConnectionError(f"{url}: the server fails, even after retries ({text})")
 
 
 def _status(error: BaseException) -> int | None:
-  """Returns the HTTP status of a library's error, or of the error that it was made from."""
+  """Returns the HTTP status of a library's error or of its cause."""
   for found in filter(None, (error, error.__cause__)):
     response = getattr(found, "response", None)
     if isinstance(response, dict):  # botocore's

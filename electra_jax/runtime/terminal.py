@@ -1,4 +1,4 @@
-"""Times as text, and the consoles that programs print to."""
+"""Formats times, and makes the consoles that programs print to."""
 
 import contextlib
 import shlex
@@ -11,36 +11,36 @@ from rich.console import Console
 
 SCRIPT = "electra-jax"  # the installed command
 STAMP, STAMP_WIDTH = "%Y-%m-%d %H:%M:%S ", 20
-LINE = 160  # most characters of a line without a terminal, with its time stamp
-# How consoles print: text as it is, with its [brackets], and long lines whole. In a notebook, too,
-# where Rich would add an HTML element for each line.
+LINE = 160  # characters of a line without a terminal, including the time stamp
+# Consoles print text unchanged, with [brackets] and long lines. In a notebook, Rich would otherwise
+# add an HTML element for each line.
 PLAIN = {"highlight": False, "markup": False, "soft_wrap": True, "force_jupyter": False}
 
 
 def typed() -> list[str]:
-  """Returns the words that started this program: `electra-jax train ...`, `python -m ...`."""
+  """Returns the command that started this program: `electra-jax train ...`, `python -m ...`."""
   python, *words = sys.orig_argv
   is_script = words and Path(words[0]).name == SCRIPT
   return words if is_script else [python, *words]
 
 
 def command_line() -> str:
-  """Returns the command that started this program, for a shell."""
+  """Returns the command that started this program, quoted for a shell."""
   return shlex.join(typed())
 
 
 class StampedLines:
-  """A file that writes to stdout, each line with the time before it.
+  """A file that writes lines to stdout, each after the time.
 
-  Lines that cannot be written (full disk, closed pipe) are dropped: metrics.jsonl is the record.
+  Drops lines that cannot be written (full disk, closed pipe): metrics.jsonl is the record.
   """
 
   failed = False  # whether a line was dropped, in this process
-  encoding = property(lambda self: sys.stdout.encoding)  # Rich draws boxes in ASCII for others
-  _begins = True  # a line
+  encoding = property(lambda self: sys.stdout.encoding)  # Rich uses ASCII boxes if not UTF-8
+  _begins = True  # whether the next character begins a line
 
   def write(self, text: str) -> int:
-    """Writes text, of any number of lines."""
+    """Writes text with any number of lines."""
     with self._dropping():
       for line in text.splitlines(keepends=True):
         sys.stdout.write(time.strftime(STAMP) + line if self._begins else line)
@@ -65,9 +65,9 @@ class StampedLines:
 
 
 def console(stderr: bool = False) -> Console:
-  """Returns the console of a program; lines that are too long are wrapped by the terminal.
+  """Returns the console of a program; the terminal wraps long lines.
 
-  It is interactive on a terminal only; Rich alone also takes a file for one, with FORCE_COLOR.
+  Interactive only on a terminal; by default, Rich treats a file as one if FORCE_COLOR is set.
   """
   file = sys.stderr if stderr else sys.stdout
   interactive = None if file.isatty() else False
@@ -75,7 +75,7 @@ def console(stderr: bool = False) -> Console:
 
 
 def log_console() -> Console:
-  """Returns the console of a program that runs for long: without a terminal, lines have a time."""
+  """Returns the console of a long-running program; without a terminal, it adds the time."""
   if (on_terminal := console()).is_interactive:
     return on_terminal
   options = PLAIN | {"width": LINE - STAMP_WIDTH, "force_interactive": False}
@@ -83,7 +83,7 @@ def log_console() -> Console:
 
 
 def clock(secs: float) -> str:
-  """Returns hours, minutes and seconds.
+  """Formats seconds as hours, minutes and seconds.
 
   >>> clock(75.2)
   '0:01:15'
@@ -93,7 +93,7 @@ def clock(secs: float) -> str:
 
 
 def duration(secs: float) -> str:
-  """Returns a time rounded for people.
+  """Formats seconds in one or two rounded units.
 
   >>> [duration(x) for x in (0.04, 3.21, 59.7, 272, 7300, 190_000)]
   ['< 0.1 s', '3.2 s', '1 min', '4 min 32 s', '2 h 1 min', '2 d 4 h']
@@ -109,7 +109,7 @@ def duration(secs: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-  """Returns a share in whole percent.
+  """Formats a share in whole percent; 100 % only if complete.
 
   >>> share(59.7, 60), share(0.001, 60), share(0, 60)
   ('99 %', '< 1 %', '0 %')

@@ -22,7 +22,7 @@ def code_digest() -> str:
 
 @functools.cache
 def code_version() -> str:
-  """Returns the version and, in a clone, the commit and whether there are changes."""
+  """Returns the version and, in a clone, the commit and whether the code has changes."""
   root = PACKAGE.parent
   if not (root / ".git").exists():
     return __version__

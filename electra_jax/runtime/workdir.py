@@ -17,29 +17,29 @@ from pathlib import Path
 from typing import IO
 
 CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
-BUCKET_FILE = ".bucket"  # in the local folder of a workdir at a URL: the URL
+BUCKET_FILE = ".bucket"  # holds the URL, in the local folder of a workdir at a URL
 CHECKPOINTS = "checkpoints"  # a folder for each step
 VOCAB_FOLDER = "vocab"  # a copy of the vocabulary and of the manifest of the shards
-GROUPS = {"model", "data", "train"}  # every version's run configuration has these
-# Identifies this process: in a container, its number and host may be the same as in an earlier pod.
+GROUPS = {"model", "data", "train"}  # in the run configurations of all versions
+# Identifies this process, because process id and host may be the same in another container.
 ID = uuid.uuid4().hex[:8]
-UNFINISHED_SECS = 2  # how long to try to delete unfinished files
+UNFINISHED_SECS = 2  # for retries of deleting unfinished files
 NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # errors of file systems without locks
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-  """Adds the path to an OSError, which may lack it."""
+  """Adds the path to an OSError."""
   try:
     yield
   except OSError as error:
-    if error.errno is None:  # a library's own
+    if error.errno is None:  # from a library
       raise
     raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def own_temporary(path: Path) -> Path:
-  """Returns a name beside `path` that no other process, on no other host, uses."""
+  """Returns a name beside `path` that no other process on any host uses."""
   return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}-{ID}.tmp")
 
 
@@ -47,13 +47,13 @@ def own_temporary(path: Path) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
   """Yields a temporary path that atomically replaces `path` if the block succeeds.
 
-  An OSError in it names `path`.
+  An OSError in the block names `path`.
   """
   temporary = own_temporary(path)
   try:
     with naming(path):
       yield temporary
-      with temporary.open("rb") as file:  # else it may be empty under its name after a power cut
+      with temporary.open("rb") as file:  # otherwise `path` may be empty after a power cut
         os.fsync(file.fileno())
       os.replace(temporary, path)
   finally:
@@ -67,10 +67,10 @@ def free_name(path: Path) -> Path:
 
 
 def check_new(out: Path, replaces: bool = False) -> None:
-  """Raises ValueError if `out` exists, with `replaces` as a folder; OSError if it can't be made."""
+  """Raises ValueError if `out` exists (`replaces`: as a folder), OSError if not writable."""
   with naming(out):
     if out.is_dir() or (out.exists() and not replaces):
-      raise ValueError(f"{out} exists: nothing is overwritten")
+      raise ValueError(f"{out} exists: choose another name")
     if not out.exists():
       tempfile.TemporaryFile(dir=out.parent).close()
 
@@ -79,17 +79,17 @@ def check_new(out: Path, replaces: bool = False) -> None:
 def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
   """Yields a temporary folder that becomes `out` if the block succeeds.
 
-  All files in it get the usual permissions (umask), also files that a library created as private.
-  Raises ValueError if `out` exists, OSError if there is no space for the `needed` bytes.
+  All files in it get the usual permissions (umask), even if a library created them as private.
+  Raises ValueError if `out` exists, OSError if fewer than `needed` bytes are free.
   """
   if out.exists():
-    raise ValueError(f"{out} exists: nothing is overwritten")
+    raise ValueError(f"{out} exists: choose another name")
   try:
     out.parent.mkdir(parents=True, exist_ok=True)
   except FileExistsError:
     raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(out.parent)) from None
   if (free := shutil.disk_usage(out.parent).free) < needed:
-    sizes = f"{needed / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB free"
+    sizes = f"{needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"
     raise OSError(errno.ENOSPC, f"No space left ({sizes})", str(out))
   temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
   with naming(out):
@@ -106,7 +106,7 @@ def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
 
 
 def delete_unfinished(folder: Path) -> None:
-  """Deletes a folder if it is there; tries again if threads that failed still write into it."""
+  """Deletes a folder, if it exists, with retries while failed threads still write to it."""
   end = time.monotonic() + UNFINISHED_SECS
   while folder.exists():
     shutil.rmtree(folder, ignore_errors=True)
@@ -116,9 +116,9 @@ def delete_unfinished(folder: Path) -> None:
 
 
 def flock(file: IO, shared: bool = False, wait: bool = False) -> None:
-  """Locks an open file until it is closed, where the file system has locks (some buckets do not).
+  """Locks an open file until it is closed, if the file system has locks (some buckets do not).
 
-  Raises BlockingIOError if another process holds it, and this one does not wait.
+  Raises BlockingIOError if another process holds the lock and `wait` is False.
   """
   try:
     fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -131,11 +131,11 @@ def flock(file: IO, shared: bool = False, wait: bool = False) -> None:
 def claim(workdir: Path) -> Iterator[None]:
   """Locks a folder for this process, creating it if needed; the lock ends with the process.
 
-  A new folder in which nothing was written is removed again. Mounted buckets may lack locks that
-  other hosts see; `check_claim` covers these. Raises ValueError if a live process holds it.
+  Removes a new folder in which nothing was written. Locks on mounted buckets may be invisible to
+  other hosts; `check_claim` covers these. Raises ValueError if a live process holds the lock.
   """
-  if re.match(r"\w+:/", str(workdir)):  # a Path makes one slash of two
-    raise ValueError(f"--workdir={workdir}: give a URL as text, not as a Path")
+  if re.match(r"\w+:/", str(workdir)):  # a Path turns two slashes into one
+    raise ValueError(f"--workdir={workdir}: pass a URL as a string, not as a Path")
   is_new = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
   with (workdir / LOCK_FILE).open("a+") as lock:
@@ -157,16 +157,16 @@ def claim(workdir: Path) -> Iterator[None]:
 
 
 def remove_unused(folder: Path) -> None:
-  """Removes a folder in which nothing is but its lock, which the caller holds."""
+  """Removes a folder that holds only its lock, which the caller holds."""
   if [path.name for path in folder.glob("*")] == [LOCK_FILE]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_claim(workdir: Path) -> None:
-  """Raises ValueError if another process has claimed the folder since, with its name."""
+  """Raises ValueError, with its name, if another process has taken over the folder."""
   try:
     holder = (workdir / LOCK_FILE).read_text().strip()
-  except FileNotFoundError:  # deleted by somebody; the next claim recreates it
+  except FileNotFoundError:  # deleted by hand; the next claim recreates it
     return
   if holder != _holder():
     raise ValueError(f"{workdir} has been taken over by {holder}")
@@ -177,9 +177,9 @@ def _holder() -> str:
 
 
 def read_config(workdir: Path) -> dict | None:
-  """Returns the configuration saved by `write_config`, None in an unused folder or without one.
+  """Returns the configuration saved by `write_config`; None if the folder is missing or unused.
 
-  Raises ValueError if the file is damaged or another program's, or the folder is not a run's.
+  Raises ValueError if the file is damaged or another program's, or the folder is not a run.
   """
   if not workdir.is_dir():
     return None
@@ -190,13 +190,11 @@ def read_config(workdir: Path) -> dict | None:
     except (ValueError, RecursionError) as error:
       raise ValueError(f"{path} is damaged ({error})") from error
     if not isinstance(config, dict) or not all(isinstance(config.get(x), dict) for x in GROUPS):
-      raise ValueError(
-        f"{path} is not a configuration of electra-jax train: {workdir} is not a run"
-      )
+      raise ValueError(f"{path} is not from electra-jax train: {workdir} is not a run")
     return config
   # Other folders are allowed: they may hold shards or the compilation cache.
-  own = CHECKPOINTS, VOCAB_FOLDER
-  files = (p.name for p in workdir.iterdir() if p.is_file() or p.name in own)
+  folders = CHECKPOINTS, VOCAB_FOLDER
+  files = (p.name for p in workdir.iterdir() if p.is_file() or p.name in folders)
   hidden = LOCK_FILE, BUCKET_FILE
   if found := sorted(x for x in files if x not in hidden and not x.endswith(".tmp")):
     raise ValueError(f"{workdir} holds {found[0]} but no {CONFIG_FILE}: it is not a run")
@@ -204,10 +202,10 @@ def read_config(workdir: Path) -> dict | None:
 
 
 def read_run_config(workdir: str | Path) -> dict:
-  """Returns the configuration that a run saved; raises ValueError if the folder holds none."""
+  """Returns the configuration that a run saved; raises ValueError if there is none."""
   saved = read_config(Path(workdir))
   if saved is None:
-    raise ValueError(f"{workdir} holds no run of electra-jax train")
+    raise ValueError(f"{workdir} is not a run of electra-jax train")
   return saved
 
 

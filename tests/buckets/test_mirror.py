@@ -141,7 +141,7 @@ def test_every_third_response_is_spoiled_and_the_bytes_are_right(
   "damage, told",
   [
     (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "is damaged: SHA-256"),
-    (lambda data: data[:-1], "has 3,599 bytes, manifest.json says 3,600"),
+    (lambda data: data[:-1], "has 3,599 bytes, but manifest.json says 3,600"),
   ],
 )
 @pytest.mark.parametrize("scheme", ["gs", "http"])
@@ -160,7 +160,7 @@ def test_a_manifest_cannot_name_a_file_outside_of_the_folder(stores, folder, tmp
   manifest = json.loads((folder / MANIFEST).read_text())
   manifest["splits"]["train"]["shards"][0]["file"] = "../../train-00000-of-00001.bin"
   (evil / MANIFEST).write_text(json.dumps(manifest))
-  with pytest.raises(DataError, match="is not the name of a file"):
+  with pytest.raises(DataError, match="is not a file name"):
     mirror.local(publish(stores, "http", evil, "evil"), str(tmp_path / "cache"))
 
 
@@ -169,7 +169,7 @@ def test_what_is_not_built_is_said(stores, folder, tmp_path):
   (unfinished / MANIFEST).unlink()
   for scheme in SCHEMES:
     url = publish(stores, scheme, unfinished, "unfinished")
-    with pytest.raises(DataError, match=f"{url}/{MANIFEST} is missing: nothing is built there"):
+    with pytest.raises(DataError, match=f"{url}/{MANIFEST} is missing: build and publish"):
       mirror.local(url, str(tmp_path / "cache"))
 
 
@@ -180,7 +180,7 @@ def test_a_disk_that_is_too_small_is_refused_first_with_both_sizes(stores, folde
   subprocess.run(["mount", *size, tmp_path], check=True)
   try:
     proxy.requests.clear()
-    with pytest.raises(OSError, match=r"copy .*small \(0.1 MB are needed and 0.\d MB free\): set"):
+    with pytest.raises(OSError, match=r"copy .*small \(0.1 MB needed, 0.\d MB free\): set"):
       mirror.local(url, str(tmp_path))
     assert read(proxy) == []
   finally:
@@ -200,7 +200,7 @@ def test_of_two_processes_of_a_host_one_copies_and_the_other_says_that_it_waits(
       said = [process.stdout.readline() for process in (first, second)]
       fcntl.flock(lock, fcntl.LOCK_UN)
       ended = [process.communicate()[0] for process in (first, second)]
-  waiting = f"waiting for another process of this host, which copies {url}"
+  waiting = f"waiting for another process of this host that copies {url}"
   assert all(line[20:].strip() == waiting for line in said)
   assert all(text.splitlines()[-1] == str(copied) for text in ended)
   assert sum("copying" in text for text in ended) == 1
@@ -234,7 +234,7 @@ def test_a_run_from_a_bucket_is_the_local_one_and_resumes_without_the_bucket(
   assert (saved["dir"], saved["manifest"]) == ("gs://corpus/tiny", digest)
   unreachable()
   assert train.train(config, tmp_path / "run").step == 12
-  assert f"going on with the copy in {tmp_path / 'cache' / digest[:16]}" in capsys.readouterr().out
+  assert f"using the copy in {tmp_path / 'cache' / digest[:16]}" in capsys.readouterr().out
   assert_same_run(tmp_path / "run", tmp_path / "local")
   with pytest.raises(OSError, match="gs://corpus/tiny/manifest.json: the server fails"):
     train.train(config, tmp_path / "another")  # it does not know which shards

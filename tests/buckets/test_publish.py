@@ -111,7 +111,7 @@ def test_a_publication_that_is_killed_is_seen_by_nobody_and_goes_on_without_buil
     os.kill(process.pid, signal.SIGKILL)
   proxy.delay = 0
   assert MANIFEST not in publish.sizes(url)
-  with pytest.raises(DataError, match="nothing is built there, or not published yet"):
+  with pytest.raises(DataError, match="build and publish the shards first"):
     mirror.local(url, str(tmp_path / "copied"))
   capsys.readouterr()
   build.build(config, overwrite=True)
@@ -169,5 +169,7 @@ def test_a_missing_object_is_said(stores, tmp_path):
 
 def test_machines_share_a_folder_and_not_a_url(tmp_path):
   config = config_at("gs://corpus/parts", tmp_path, cache=None)
-  with pytest.raises(ValueError, match=r"--part=0/2: .* copy it to gs://corpus/parts when it is"):
+  with pytest.raises(
+    ValueError, match=r"--part=0/2: .* copy the finished build to gs://corpus/parts"
+  ):
     build.build_part(config, 0, 2)

@@ -63,9 +63,7 @@ def test_any_order_of_seeks_and_reads_gives_what_a_file_would(stores, scheme):
 def test_an_object_that_is_replaced_is_refused(stores, scheme, when):
   url = store(stores, scheme, DATA)
   (found,) = storage.find(url if scheme == "http" else url.replace("a.bin", "*.bin"))
-  with pytest.raises(
-    OSError, match="the object has changed: it was 1,000,000 bytes, .*is 1,000,000"
-  ):
+  with pytest.raises(OSError, match=" has changed: it was 1,000,000 bytes, .*is 1,000,000"):
     if when == "before":
       store(stores, scheme, DATA[::-1])
     with storage.opened(found) as stream:
@@ -142,7 +140,7 @@ def test_files_go_there_and_back_and_away(stores, scheme, fault, tmp_path):
     ("gs://corpus/none", FileNotFoundError, "gs://corpus/none: no such object or bucket"),
     ("hf://datasets/me/none/*", FileNotFoundError, "hf://datasets/me/none/*: no such object"),
     ("hf://datasets/me/corpus@dev/*", FileNotFoundError, "me/corpus@dev/*: no such object"),
-    ("http://127.0.0.1:9/a", ConnectionError, "http://127.0.0.1:9/a: the server fails, also when"),
+    ("http://127.0.0.1:9/a", ConnectionError, "http://127.0.0.1:9/a: the server fails, even after"),
   ],
 )
 def test_what_cannot_be_found_is_said_in_one_line_with_the_url(stores, url, kind, message):
@@ -161,7 +159,7 @@ def test_missing_credentials_are_named_with_what_to_do(stores, monkeypatch):
   storage._store.cache_clear()
   s3fs.S3FileSystem.clear_instance_cache()
   try:
-    with pytest.raises(PermissionError, match="s3://corpus/a: access is denied .*aws configure"):
+    with pytest.raises(PermissionError, match="s3://corpus/a: access denied .*aws configure"):
       storage.look("s3://corpus/a")
   finally:
     storage._store.cache_clear()
@@ -176,5 +174,5 @@ def test_what_is_only_read_is_not_written(stores, scheme):
     lambda url: storage.put(url, b""),
     lambda url: storage.upload(os.devnull, url),
   ):
-    with pytest.raises(ValueError, match="cannot be written: write to s3:// or gs://"):
+    with pytest.raises(ValueError, match="is read-only: write to s3:// or gs://"):
       write(url)

@@ -65,9 +65,9 @@ def test_what_a_run_leaves_at_a_url_is_what_it_leaves_in_a_folder(
   expected = weights(local)
   for name, array in weights(f"{url}-export").items():
     np.testing.assert_array_equal(array, expected[name])
-  with pytest.raises(ValueError, match=f"^{url}-export exists: nothing is overwritten$"):
+  with pytest.raises(ValueError, match=f"^{url}-export exists: choose another name$"):
     cli.call("export", [f"--model={url}", "--to=orbax", f"--out={url}-export"])
-  with pytest.raises(ValueError, match=r"has no checkpoint of step 4, but of the steps \[8, 12\]"):
+  with pytest.raises(ValueError, match=r"has no checkpoint of step 4; choose one of \[8, 12\]"):
     cli.call("export", [f"--model={url}", "--to=orbax", f"--out={url}-4", "--step=4"])
   # Another run starts from it.
   tiny_config.init_from, tiny_config.init_step, tiny_config.train.steps = url, 8, 1
@@ -100,9 +100,7 @@ def test_what_cannot_be_a_workdir_is_refused_in_one_line(url, tiny_config, tmp_p
 
 
 def test_other_schemes_are_refused(tiny_config):
-  with pytest.raises(
-    ValueError, match=r"^--workdir=https://x/y: name a folder, or a URL of gs:// "
-  ):
+  with pytest.raises(ValueError, match=r"^--workdir=https://x/y: use a folder, gs:// "):
     electra_jax.train(tiny_config, "https://x/y")
 
 

@@ -150,7 +150,7 @@ def test_two_processes_on_s3_are_refused(data, stores, tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   place = Place(f"s3://bucket/{tmp_path.name}/run", tmp_path / "cache")
   for run in harness.pair(data, place.local, STEPS, url=place.url):
-    assert "s3:// takes the run of one process only: use gs://" in run.error()
+    assert "s3:// supports only runs of one process: use gs://" in run.error()
   assert place.names() == []
 
 

@@ -194,7 +194,7 @@ def slowed(run: harness.Run):
 def test_the_process_that_holds_the_others_up_is_named(data, workdir):
   runs = harness.pair(data, workdir, 10_000, log__every_steps=4, log__trackers="")
   runs[0].until(4)
-  slow = re.compile(r"warning: process 1 \(.+\) is slow: its own step time is \d")
+  slow = re.compile(r"warning: process 1 \(.+\) is slow: it needs \d")
   assert not slow.search(runs[0].output)
   with slowed(runs[1]):
     runs[0].when(lambda: bool(slow.search(runs[0].output)), 120)

@@ -1,4 +1,4 @@
-"""Builds shards of training examples from text: see commands/build.py."""
+"""Builds shards of training examples from text; see commands/build.py."""
 
 import contextlib
 import dataclasses
@@ -41,16 +41,16 @@ def build(
 ) -> dict:
   """Builds `config.data.dir` unless it is built already, and returns its manifest.
 
-  Reads `config.data` and `config.seed`. Goes on where an earlier build of the same configuration
-  ended. With `overwrite`, a finished build that differs stays intact until the new one is complete.
+  Reads `config.data` and `config.seed`. Continues an interrupted build of the same configuration.
+  `overwrite` replaces a different build, once the new one is complete.
 
   Args:
     runner: the engine that builds the parts, a key of RUNNERS.
-    options: the engine's.
+    options: command-line options for the engine.
 
   Raises:
     ValueError: the configuration, a source or the vocabulary is invalid, the folder holds another
-      build, or the text gave no example. The message is one line.
+      build, or the text gave no examples. The message is one line.
     OSError: the folder cannot be written.
   """
   if storage.is_remote(config.data.dir or ""):
@@ -61,21 +61,19 @@ def build(
     try:
       return _build_all(work, plan, runner, options)
     except Exception:
-      if plan.parts == 1:  # of several parts, the finished ones are kept
+      if plan.parts == 1:  # with several parts, the finished ones are kept
         shutil.rmtree(work, ignore_errors=True)
       raise
 
 
 def _build_at_url(config: ConfigDict, overwrite: bool, runner: str, options: Sequence[str]) -> dict:
-  """Builds on this host, unless that is done, and publishes; as `build`."""
+  """Builds on this host, unless that is done, and publishes the shards; as `build`."""
   check(config)
   url, manifest = config.data.dir.rstrip("/"), None
   if not overwrite and (found := _finished(config, url)):
     return found
   if runner != "local" and not config.data.cache:
-    raise ValueError(
-      f"--runner={runner}: set config.data.cache to a folder that all machines share"
-    )
+    raise ValueError(f"--runner={runner} needs config.data.cache, a folder that all machines share")
   local = config.copy_and_resolve_references()
   folder = publish.work_folder(url, config.data.cache)
   local.data.dir = str(folder)
@@ -85,7 +83,7 @@ def _build_at_url(config: ConfigDict, overwrite: bool, runner: str, options: Seq
     if not overwrite and not folder.exists():
       shards.refuse_files(url, publish.sizes(url))
     try:
-      manifest = _finished(local, folder)  # by a process that was killed while it published
+      manifest = _finished(local, folder)  # by a process killed during publication
     except DataError:
       overwrite = True
     manifest = manifest or build(local, overwrite=overwrite, runner=runner, options=options)
@@ -95,7 +93,7 @@ def _build_at_url(config: ConfigDict, overwrite: bool, runner: str, options: Seq
 
 
 def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> dict:
-  """Builds the parts that are not done and joins all; returns the manifest."""
+  """Builds the missing parts and joins all; returns the manifest."""
   for stale in (*work.glob("*.tmp"), *work.parent.glob(f"{work.name}-*.tmp")):
     shutil.rmtree(stale, ignore_errors=True)
 
@@ -114,29 +112,29 @@ def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> d
 
 
 def build_part(config: ConfigDict, part: int, count: int) -> None:
-  """Performs the next stage of one part; any number of processes may do so at once.
+  """Performs the next stage of one part; any number of processes may run at once.
 
-  First, if a vocabulary is trained or duplicates are dropped, the part's text is sampled; the
-  process with the last part trains the vocabulary. Then the part's records are written; the process
-  with the last part joins them. So each part needs two calls, or one with a given vocabulary.
+  The first stage samples the text, if a vocabulary is trained or duplicates are dropped. The next
+  writes the records; the last process to finish joins the parts. So each part needs two calls, or
+  one if no sample is needed.
 
   Args:
     part: from 0.
-    count: `data.parts`, or the number of parts if that is 0.
+    count: the number of parts, which `data.parts` must equal unless it is 0.
 
   Raises:
-    ValueError: there is no such part, `data.parts` is another number, or as `build`.
+    ValueError: `part` or `count` is out of range, or as `build`.
     OSError: the folder cannot be written.
   """
   if storage.is_remote(config.data.dir or ""):
     raise ValueError(
-      f"--part={part}/{count}: the machines share a folder: set config.data.dir to one that all of"
-      f" them mount, and copy it to {config.data.dir} when it is built, {shards.MANIFEST} last"
+      f"--part={part}/{count}: set config.data.dir to a folder that all machines mount, and copy"
+      f" the finished build to {config.data.dir}, {shards.MANIFEST} last"
     )
   if config.data.parts not in (0, count):
-    raise ValueError(f"--part={part}/{count}, but config.data.parts={config.data.parts}")
+    raise ValueError(f"--part={part}/{count} differs from config.data.parts={config.data.parts}")
   if not 0 <= part < count:
-    raise ValueError(f"--part={part}/{count}: parts are counted from 0 to {count - 1}")
+    raise ValueError(f"--part={part}/{count}: part must be between 0 and {count - 1}")
   with _opened(config, count=count) as (found, plan, work):
     if found:
       return
@@ -153,7 +151,7 @@ def _do_part(work: Path, plan: Plan, part: int) -> None:
   if plan.needs_sample:
     parts.do_stage(parts.SAMPLE, work, plan, [part])
     if left := parts.count_left(work, plan, parts.SAMPLE):
-      print_line(f"part {part}: text is read; {left} {left_of}, then ask again")
+      print_line(f"part {part}: text is read; {left} {left_of}, then run each part again")
       return
   with shards.locked(work.parent / VOCABULARY_LOCK, wait=True):
     parts.write_vocabulary(work, plan)
@@ -169,21 +167,21 @@ def _do_part(work: Path, plan: Plan, part: int) -> None:
 def _opened(
   config: ConfigDict, *, overwrite: bool = False, count: int | None = None
 ) -> Iterator[tuple[dict | None, Plan | None, Path]]:
-  """Locks the folder of a build; yields (manifest of a finished build, plan, folder of the work).
+  """Locks the folder of a build; yields (manifest of a finished build, plan, work folder).
 
-  `count` parts are built by processes that share the build.
+  If `count` is given, processes share the build of that many parts.
   """
   check(config)
   folder, shared = Path(config.data.dir), count is not None
   work, is_new = folder / shards.BUILDING, not folder.exists()
   found, made = None if overwrite else _finished(config, folder, count), None
-  # A process that shares waits for one that joins, so as not to start a finished build again.
+  # Wait for a process that joins, so as not to start a finished build again.
   joined = shards.locked(folder / JOINING_LOCK, wait=True) if shared else contextlib.nullcontext()
   with contextlib.ExitStack() as locks:
     if not found:
       plans.check(config, count)
       if config.data.vocab not in vocabulary.KINDS:
-        vocabulary.load_given(config)  # raises before there is a folder
+        vocabulary.load_given(config)  # raises before the folder is made
       locks.enter_context(shards.locked(folder / LOCK_FILE, shared=shared))
       if is_new and not shared:
         locks.callback(remove_unused, folder)
@@ -210,17 +208,17 @@ def check(config: ConfigDict) -> None:
   if "model" in config and data.seq_length > config.model.max_positions:
     raise ValueError(
       f"config.data.seq_length {data.seq_length} is above config.model.max_positions"
-      f" {config.model.max_positions}: no network of this configuration could read the shards"
+      f" {config.model.max_positions}: lower seq_length or raise max_positions"
     )
   if not data.dir:
-    raise ValueError("config.data.dir is not set: the folder to write shards to")
+    raise ValueError("set config.data.dir to the folder to write shards to")
   if storage.is_remote(data.dir) and not data.dir.startswith(publish.SCHEMES):
-    raise ValueError(f"config.data.dir={data.dir}: shards are written to a folder, s3:// or gs://")
+    raise ValueError(f"config.data.dir={data.dir} must be a folder, s3:// or gs://")
   vocabulary.check_accents(data.vocab, data.strip_accents)
   if data.dedup not in ("", "exact"):
-    raise ValueError(f"config.data.dedup={data.dedup!r} is not exact (or empty: keep all)")
+    raise ValueError(f"config.data.dedup={data.dedup!r} must be exact, or empty to keep duplicates")
   if data.examples not in ("segments", "packed"):
-    raise ValueError(f"config.data.examples={data.examples!r} is neither segments nor packed")
+    raise ValueError(f"config.data.examples={data.examples!r} must be segments or packed")
   for field, low, high in (
     ("seq_length", 8, 1 << 15),
     ("short_min_tokens", 4, data.seq_length),
@@ -236,17 +234,17 @@ def check(config: ConfigDict) -> None:
     ("vocab_train_mb", 0.001, 1 << 20),
   ):
     if not low <= data[field] <= high:
-      raise ValueError(f"config.data.{field}={data[field]} is not between {low} and {high}")
+      raise ValueError(f"config.data.{field}={data[field]} must be between {low} and {high}")
 
 
 def _finished(config: ConfigDict, folder: Path | str, count: int | None = None) -> dict | None:
-  """Returns the manifest of a finished build, if any; DataError if another build is there."""
+  """Returns the manifest of a finished build, if any. Raises DataError for a different build."""
   if (content := shards.manifest_content(folder)) is None:
     return None
   manifest = shards.parse_manifest(content, f"{folder}/{shards.MANIFEST}")
   wanted = settings(config) | ({"parts": count} if count else {})
   if not wanted["parts"]:
-    del wanted["parts"]  # as many as there are
+    del wanted["parts"]  # any number
   built = _settings_of(manifest, wanted)
   there, here = _comparable(built), _comparable(wanted)
   differing = [
@@ -269,7 +267,7 @@ def _finished(config: ConfigDict, folder: Path | str, count: int | None = None) 
 
 
 def _comparable(fields: dict) -> dict:
-  """Returns the fields that have an effect, with one spelling of each path."""
+  """Returns the fields that have an effect, with paths normalised."""
   fields = dict(fields)
   of_segments = schema.names(builds=schema.SEGMENTS) if fields["examples"] == "packed" else []
   unused = [name.removeprefix("data.") for name in of_segments]
@@ -285,7 +283,7 @@ def _comparable(fields: dict) -> dict:
 
 
 def _settings_of(manifest: dict, wanted: dict) -> dict:
-  """Returns the fields of a finished build; fields that version 0.1 lacked, as it computed."""
+  """Returns the settings of a finished build, including those implicit in version 0.1."""
   built = plans.EARLIER | manifest["build"]
   if "strip_accents" not in built:
     found = tokenizer.Vocab.from_json(manifest["vocab"]).strip_accents
@@ -293,14 +291,14 @@ def _settings_of(manifest: dict, wanted: dict) -> dict:
     built["strip_accents"] = None if asked is None else found
     if asked is None and found and built["vocab"] in vocabulary.KINDS:
       print_line(
-        "note: its vocabulary is of version 0.1 and strips accents; --overwrite to keep them"
+        "note: its vocabulary is from version 0.1 and strips accents; --overwrite to keep accents"
       )
   return built
 
 
 def _changed_files(manifest: dict, spec: str, folder: Path | str) -> Iterator[str]:
-  """Yields a line for each source whose files still exist but changed in number, size or tag."""
-  tags = {}  # none at a URL, or of an earlier version
+  """Yields a line for each source whose existing files changed in number, size or tag."""
+  tags = {}  # none at a URL or from earlier versions
   with contextlib.suppress(OSError, ValueError):
     tags = json.loads((Path(folder) / parts.FINAL_TAGS).read_bytes())
   for source, built in zip(sources.parse(spec), manifest["sources"], strict=True):
@@ -341,7 +339,7 @@ def _say_counts(manifest: dict, data: ConfigDict) -> None:
   log_console().print(table)
   if data.examples == "segments" and splits["train"]["padded"] > splits["train"]["kept"]:
     print_line(
-      "note: more padding than text, as documents are short: data.examples=packed fills the rows"
+      "note: more padding than text, because documents are short; use data.examples=packed"
     )
   if data.holdout_frac and not splits["heldout"]["examples"]:
-    print_line(f"note: the held-out {data.holdout_frac:.2%} got no document; evaluation is off")
+    print_line(f"note: data.holdout_frac={data.holdout_frac} held out no document: no evaluation")

@@ -1,4 +1,4 @@
-"""`python -m electra_jax.data.build` is the command build, see commands/build.py."""
+"""`python -m electra_jax.data.build` runs the command `build`; see commands/build.py."""
 
 from electra_jax.commands import cli
 
