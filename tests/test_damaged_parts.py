@@ -121,7 +121,7 @@ def test_another_number_of_parts_of_a_finished_build_is_refused(tmp_path):
   build.build(config)
   config.data.parts = 0
   build.build_part(config, 0, 3)
-  with pytest.raises(DataError, match="parts is 3 there, 4 in this configuration.*or delete it"):
+  with pytest.raises(DataError, match="parts was 3, is 4.*or delete it"):
     build.build_part(config, 0, 4)
 
 

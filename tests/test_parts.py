@@ -107,7 +107,7 @@ def test_the_number_of_parts_is_in_the_manifest_and_changes_the_bytes(tmp_path):
   three.data.parts = 0  # any number
   assert build.build(three) == manifests[1]
   three.data.parts = 2
-  with pytest.raises(DataError, match="parts is 3 there, 2 in this"):
+  with pytest.raises(DataError, match="parts was 3, is 2"):
     build.build(three)
 
 

@@ -18,7 +18,7 @@ def test_a_finished_build_is_reused_and_a_different_one_is_left_alone(tmp_path, 
   config.data.workers = 3
   assert build.build(config) == manifest and "built already" in capsys.readouterr().out
   config.data.seq_length = 32
-  with pytest.raises(DataError, match="seq_length is 16 there, 32 in this.*--overwrite"):
+  with pytest.raises(DataError, match="seq_length was 16, is 32.*--overwrite"):
     build.build(config)
   assert contents(config.data.dir) == before
   assert build.build(config, overwrite=True)["seq_length"] == 32
@@ -68,7 +68,7 @@ def test_fields_that_are_the_same_are_not_named_as_differences(tmp_path):
   config = make_config(tmp_path)
   build.build(config)
   config.data.vocab = "wordpiece"  # now vocab_size and vocab_train_mb have an effect
-  with pytest.raises(DataError, match=r"build \(vocab is '.*vocab.txt' there, [^;]*\): choose"):
+  with pytest.raises(DataError, match=r"build \(vocab was '.*vocab.txt', [^;]*\): choose"):
     build.build(config)
 
 
@@ -87,7 +87,7 @@ def test_a_build_of_version_0_1_is_reused_and_its_accents_are_known(tmp_path, ca
     assert build.build(config) == manifest
   assert ("note: its vocabulary is from version 0.1" in capsys.readouterr().out) == bool(vocab)
   config.data.strip_accents = False
-  with pytest.raises(DataError, match="strip_accents is True there, False"):
+  with pytest.raises(DataError, match="strip_accents was True, is False"):
     build.build(config)
 
 

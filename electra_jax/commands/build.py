@@ -1,11 +1,11 @@
 """Builds shards of training examples from text.
 
   electra-jax build --config=configs/quickstart.py --config.data.dir=DIR
-                    [--part=i/n | --runner=beam|ray [-- OPTION...]]
+                    [--part=I/N | --runner=beam|ray [-- OPTION...]]
 
 Reads `config.data.sources`, trains or loads the vocabulary, makes fixed-length examples on all
 cores and writes them to `config.data.dir` (layout: electra_jax.data.shards). Reuses a finished
-build of the same configuration; --overwrite replaces a different one. After a kill, the same
+build of the same configuration; --overwrite replaces a different build. After a kill, the same
 command keeps the finished parts (`config.data.parts`). The same input and configuration give the
 same bytes on any number of cores and machines. Shards for s3:// and gs:// are built in
 `config.data.cache` and then uploaded.

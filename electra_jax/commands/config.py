@@ -59,7 +59,7 @@ def show(field: Field, console: Console) -> None:
 def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.add_argument("config", nargs="?", action=cli.Once, metavar="FILE[:ARG]", help="as --config")
-  p.add_argument("--grep", metavar="WORD", default="", help="a regular expression")
+  p.add_argument("--grep", metavar="WORD", default="", help="regular expression")
   p.add_switch("effects", "also show fields without effect in this configuration (takes a second)")
   p.add_config(base=None)
 

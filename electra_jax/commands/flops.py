@@ -4,7 +4,7 @@
 
 Without --config, prints the FLOPs of the paper's models beside the paper's figures. With --config,
 prints the cost of a step and of the whole run, by the paper's accounting and in matrix products.
-With --match, prints the number of steps that cost as much as a whole run of the other one.
+With --match, prints the number of steps that cost as much as a whole run of the second.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from electra_jax.runtime import terminal
 def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
   p.add_config()
-  p.add_config(name="match", text="configuration whose compute is to be matched")
+  p.add_config(name="match", text="configuration whose compute to match")
 
 
 def main(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Estimates the cost of a training step by compiling it for accelerators, present or not.
+"""Estimates the cost of a training step by compiling it for accelerators, which may be absent.
 
   electra-jax preflight --config=configs/large.py --topology=v5e:16x16[,v4:2x2x4,...]
   electra-jax preflight --config=configs/large.py --topology=h200x8[,a100x64,...]

@@ -162,7 +162,7 @@ def save(
 def shards(tensors: Mapping[str, np.ndarray], max_bytes: float) -> list[dict[str, np.ndarray]]:
   """Splits tensors, in order, into groups whose files have at most `max_bytes` each.
 
-  As in Hugging Face's libraries, a larger tensor gets a file to itself. Unlike there, the size
+  As in Hugging Face's libraries, a larger tensor gets a file to itself. Unlike theirs, our size
   includes the header.
 
   >>> [list(x) for x in shards({n: np.zeros(500, np.int8) for n in "abc"}, 1500)]

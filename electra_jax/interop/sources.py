@@ -208,7 +208,7 @@ def check_run_vocab(workdir: str | Path, tokens: Tokenizer) -> None:
   if saved == tokens.vocab.hash:
     return
   folder = data_folder(workdir)
-  why = f"SHA-256 {saved[:12]}, not {tokens.vocab.hash[:12]}"
+  why = f"SHA-256 {str(saved)[:12]}, not {tokens.vocab.hash[:12]}"
   with contextlib.suppress(ValueError, OSError):
     of_run = tokenizer.load_from(folder, vocab_of(folder))
     if of_run.vocab.hash == saved:

@@ -248,7 +248,7 @@ def _finished(config: ConfigDict, folder: Path | str, count: int | None = None) 
   built = _settings_of(manifest, wanted)
   there, here = _comparable(built), _comparable(wanted)
   differing = [
-    f"{name} is {built.get(name)!r} there, {value!r} in this configuration"
+    f"{name} was {built.get(name)!r}, is {value!r}"
     for name, value in wanted.items()
     if there.get(name) != here.get(name) and built.get(name) != value
   ]
