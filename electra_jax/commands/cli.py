@@ -146,9 +146,10 @@ class Once(argparse.Action):
   """Stores a value that may be given once."""
 
   def __call__(self, parser, namespace, values, option_string=None) -> None:
-    if (before := getattr(namespace, self.dest)) and values:
+    before, default = getattr(namespace, self.dest), parser.get_default(self.dest)
+    if before not in ("", default) and values:
       raise UsageError(f"--{self.dest} is given twice: {before} and {values}")
-    setattr(namespace, self.dest, before or values)
+    setattr(namespace, self.dest, values or before)
 
 
 def _no_option(word: str) -> UsageError:

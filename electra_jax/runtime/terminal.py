@@ -2,6 +2,7 @@
 
 import contextlib
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -20,8 +21,16 @@ PLAIN = {"highlight": False, "markup": False, "soft_wrap": True, "force_jupyter"
 def typed() -> list[str]:
   """Returns the words that started this program: `electra-jax train ...`, `python -m ...`."""
   python, *words = sys.orig_argv
-  is_script = words and Path(words[0]).name == SCRIPT
-  return words if is_script else [python, *words]
+  if not words or Path(words[0]).name != SCRIPT:
+    return [python, *words]
+  return [SCRIPT if words[0] == shutil.which(SCRIPT) else words[0], *words[1:]]
+
+
+def program() -> str:
+  """Returns what starts another command here: `electra-jax`, `python -m electra_jax`."""
+  first, *words = typed()
+  is_module = words[:1] == ["-m"] and words[1].startswith("electra_jax")
+  return f"{first} -m electra_jax" if is_module else first if SCRIPT in first else SCRIPT
 
 
 def command_line() -> str:
