@@ -1,9 +1,11 @@
 """A small ELECTRA on the English that every Python installation carries, in minutes on two cores.
 
-Command:  make quickstart
-     or:  python -m electra_jax.data.build --config=configs/quickstart.py
+Command:  electra-jax quickstart, in a clone make quickstart; part by part:
+          electra-jax build --config=configs/quickstart.py
           export JAX_NUM_CPU_DEVICES=2
-          python -m electra_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+          electra-jax train --config=configs/quickstart.py --workdir=runs/quickstart
+          electra-jax show --model=runs/quickstart
+          electra-jax report runs/quickstart --out=runs/quickstart/report.html
 Hardware: two CPU cores, three to six minutes of training.
 Expected: four seeds ended at a held-out masked-LM loss of 3.15 to 3.22 nats, the unigram entropy
           being 6.10, and at a discriminator AUC of 0.740 to 0.755.

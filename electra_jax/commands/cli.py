@@ -13,6 +13,7 @@ import io
 import itertools
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -57,8 +58,7 @@ class ArgumentParser(argparse.ArgumentParser):
   """
 
   def __init__(self, **settings):
-    raw = argparse.RawDescriptionHelpFormatter
-    super().__init__(allow_abbrev=False, formatter_class=raw, **settings)
+    super().__init__(allow_abbrev=False, formatter_class=_Help, **settings)
     self.switches: list[str] = []
     self.configurations: dict[str, str | None] = {}  # {option: base, None: any}
     self.takes_rest = False  # arguments after --, as `args.rest`
@@ -133,6 +133,35 @@ class ArgumentParser(argparse.ArgumentParser):
     close = difflib.get_close_matches(name.partition(".")[0], self._option_string_actions, n=1)
     hint = f"did you mean {close[0]}?" if close else "--help lists them"
     return UsageError(f"unknown option {name}; {hint}")
+
+
+class _Help(argparse.HelpFormatter):
+  """Breaks a description into lines of the terminal's width, and keeps its indented entries."""
+
+  def _fill_text(self, text: str, width: int, indent: str) -> str:
+    return "\n\n".join(map(functools.partial(_filled, width=width), text.strip().split("\n\n")))
+
+
+def _filled(block: str, width: int) -> str:
+  """Returns a paragraph, or entries whose further lines are indented, in lines of the width.
+
+  >>> print(_filled("  one two\\n    three\\n  four", 12))
+    one two
+      three
+    four
+  >>> print(_filled("one two\\nthree", 100))
+  one two three
+  """
+  depths = [len(line) - len(line.lstrip()) for line in block.split("\n")]
+  first, further = min(depths), max(depths)
+  is_paragraph, entries = not further, []
+  for depth, line in zip(depths, block.split("\n"), strict=True):
+    if entries and (is_paragraph or depth > first):
+      entries[-1] += f" {line.strip()}"
+    else:
+      entries.append(line)
+  indent = further if further > first else first + 4 * (first > 0)
+  return "\n".join(terminal.fill(entry, width, indent) for entry in entries)
 
 
 class _Import(argparse.Action):
@@ -307,11 +336,17 @@ def report(program: Callable[[], None]) -> None:
     _fail(error, str(error) or "interrupted", 130)
 
 
+def _print_error(line: str) -> None:
+  if sys.stderr.isatty():
+    line = terminal.fill(line, shutil.get_terminal_size().columns)
+  print(line, file=sys.stderr, flush=True)
+
+
 def _show_warning(show: Callable, message, category, filename: str, *others) -> None:
   """Prints a warning of this package in one line; `show` prints others."""
   if Path(filename).is_relative_to(PACKAGE):
     with contextlib.suppress(OSError):
-      print(f"warning: {message}", file=sys.stderr, flush=True)
+      _print_error(f"warning: {message}")
   else:
     show(message, category, filename, *others)
 
@@ -353,7 +388,7 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
     if line is None or os.environ.get(DEBUG_VARIABLE):
       traceback.print_exception(error)
     else:
-      print(f"error: {line}", file=sys.stderr, flush=True)
+      _print_error(f"error: {line}")
   # The exit handlers wait for all processes of a run, and the others may still be running.
   timer = threading.Timer(GOODBYE_SECS, os._exit, [code])
   timer.daemon = True

@@ -3,7 +3,8 @@
 Builds shards of the English that every Python installation carries, trains a small network on them
 (minutes on two cores), shows words that it fills in and replaced words that it finds, and writes
 DIR/report.html. The same as build, train, show and report with configs/quickstart.py; the shards
-are in DIR/data. Run again, it continues with what is not done. Your own text, a document a line:
+are in DIR/data. Run again, it continues with what is not done. Your own text, documents between
+blank lines:
 
   electra-jax quickstart --workdir=runs/mine --config.data.sources=text:mine.txt
 """

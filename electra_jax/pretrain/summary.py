@@ -1,7 +1,5 @@
 """What a run prints when it starts and when it ends."""
 
-import textwrap
-
 import jax
 from rich.console import Console
 from rich.table import Table
@@ -50,21 +48,15 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
   if allowed:
     lines["changed in this run"] = ", ".join(allowed)
   for name, text in lines.items():
-    _print(f"{name + ':':<13}{text}", 13, console)
+    console.print(terminal.fill(f"{name + ':':<13}{text}", console.width, indent=13))
   console.print(f"changed from base: {len(changed)} fields, all are in {run.workdir / CONFIG_FILE}")
   groups: dict[str, list[str]] = {}
   for name, (_, value) in changed.items():
     group, dot, field = name.rpartition(".")
     groups.setdefault(group, []).append(f"{field}={value!r}")
   for group, fields in groups.items():
-    _print(f"  {group + ':' if group else '':<11}{' '.join(fields)}", 13, console)
-
-
-def _print(text: str, indent: int, console: Console) -> None:
-  """Prints a line of names and values, broken between words."""
-  options = {"break_long_words": False, "break_on_hyphens": False}
-  width = max(console.width, 2 * indent)
-  console.print(textwrap.fill(text, width, subsequent_indent=" " * indent, **options))
+    line = f"  {group and group + ':':<12}{' '.join(fields)}"
+    console.print(terminal.fill(line, console.width, indent=14))
 
 
 def draw_curves(run: Run) -> None:

@@ -160,7 +160,7 @@ def _train_in(
 
       def warn(texts: Iterable[str]) -> None:
         for text in texts:
-          console.print(f"warning: {text}", style="bold")
+          display.print_line(f"warning: {text}", style="bold")
           warned.append(text)
 
       summary.describe(run, console, allowed)

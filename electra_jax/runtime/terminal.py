@@ -4,6 +4,7 @@ import contextlib
 import shlex
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,16 @@ def program() -> str:
 def command_line() -> str:
   """Returns the command that started this program, for a shell."""
   return shlex.join(typed())
+
+
+def fill(text: str, width: int, indent: int = 0) -> str:
+  """Returns a text in lines of a width, broken between words; further lines are indented.
+
+  >>> fill("error: no such file: a-long-name.txt", 20)
+  'error: no such file:\\na-long-name.txt'
+  """
+  whole = {"break_long_words": False, "break_on_hyphens": False}
+  return textwrap.fill(text, width, subsequent_indent=" " * indent, **whole)
 
 
 class StampedLines:
