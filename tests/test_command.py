@@ -51,6 +51,8 @@ def test_help_shows_the_options_at_once(name, tmp_path):
   done = call(name, "--help", folder=tmp_path)
   assert (done.returncode, errors(done)) == (0, [])
   assert f"electra-jax {name}" in done.stdout
+  _, described = done.stdout.split("\n\n", 1)  # usage: is argparse's own
+  assert max(map(len, described.splitlines())) <= 80
   options = dict(evaluate="pairs", experiment="--arms", report="--make-band", score="--model")
   options |= dict(export="--to", config="--grep", show="--model")
   assert options.get(name, "--config FILE") in done.stdout

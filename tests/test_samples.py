@@ -140,7 +140,7 @@ def test_without_colours_brackets_show_what_was_found():
   printed = out.text
   assert "  the [on 93 %] (is 20 %) {me 30 %}\n      on was cat, is was sees\n" in printed
   assert "cat 40 %, [dog 20 %]\n" in printed and "dog 20 %; it was: tree\n" in printed
-  assert "found 1 of 2 replaced words" in printed and "guessing finds 1." in printed
+  assert "found 1 of 2 replaced words" in printed and "random guesses find 1." in printed
   assert max(map(len, printed.splitlines())) <= 80
 
 
@@ -178,7 +178,7 @@ def test_the_quickstart_goes_from_text_to_samples_and_a_report(mine):
   found = samples.read(folder / "runs" / "mine")
   assert found["filled"]["count"] == found["detected"]["texts"] == samples.SENTENCES
   assert "already at step 4" in printed and "runs/mine/data is built already" in printed
-  assert printed.endswith(" show --model=runs/mine 'Read the contents of the [MASK].'\n")
+  assert printed.endswith(" show --model=runs/mine 'The name of the [MASK].'\n")
   report = (folder / "runs" / "mine" / "report.html").read_text()
   assert found["filled"]["sentences"][0]["text"] in report
 

@@ -49,7 +49,6 @@ def main(args: argparse.Namespace) -> int:
   show.show(workdir, console)
   console.print()
   report.write([workdir], Path(workdir) / "report.html", console)
-  text = "Read the contents of the [MASK]."
-  command = shlex.join(["show", f"--model={workdir}", text])
-  console.print(f"next:   {terminal.program()} {command}")
+  command = shlex.join(["show", f"--model={workdir}", "The name of the [MASK]."])
+  console.print(f"next, a text of your own:\n  {terminal.program()} {command}")
   return code

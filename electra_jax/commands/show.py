@@ -28,7 +28,7 @@ MARKS = {
   "suspected": ("bold underline", "[", "]"),
   "": ("", "", ""),
 }
-SUREST = ", held-out sentences of which it is surest"
+SUREST = " in the held-out sentences where the network is most certain"
 WRAPPED = {"soft_wrap": False}  # between words
 LEGEND = {"found": "found", "missed": "missed", "false": "false alarm"}
 
@@ -109,7 +109,7 @@ def _print_detected(found: dict, console: Console) -> None:
     _entry(console, Text().join(parts), Text(was))
   if sure:
     words = f"{found['found']} of {found['count']} replaced words in {found['texts']} sentences"
-    console.print(f"It found {words}; guessing finds {found['by_chance']:.0f}.", **WRAPPED)
+    console.print(f"It found {words}; random guesses find {found['by_chance']:.0f}.", **WRAPPED)
 
 
 def _marked(text: str, probability: float | None, kind: str) -> Text:

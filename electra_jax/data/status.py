@@ -67,6 +67,7 @@ class Status:
 def print_line(line: str) -> None:
   """Prints a line, with the time where there is no terminal."""
   if (console := log_console()).is_interactive:
-    print(line)  # above a display on the terminal, which is another console's
+    # Above a display on the terminal, which is another console's.
+    print(terminal.fill(line, console.width))
   else:
     console.print(line)

@@ -35,9 +35,9 @@ def make(encoder: Any, heldout: Shards) -> dict:
 
   {"filled": {"right", "count", "sentences": [{"text", "word", "choices": [[word, p]]}]},
    "detected": {"found", "count", "texts", "by_chance", "sentences": [[piece, ...]]}}
-  without what no network does; the sentences are those of which it is surest. A piece is {"text"};
-  a word that was replaced or is suspected has also "kind", "probability" and "was", the original.
-  As many words of a sentence are suspected as were replaced.
+  without what no network does; of the sentences those where the network is most certain. A piece is
+  {"text"}; a word that was replaced or is suspected has also "kind", "probability" and "was", the
+  original. As many words of a sentence are suspected as were replaced.
 
   Args:
     encoder: of `electra_jax.load`, with the vocabulary of the shards.

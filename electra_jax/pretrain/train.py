@@ -191,7 +191,7 @@ def _train_in(
     if not console.quiet:
       if done:
         summary.finish(run, done, console)
-      console.print(f"time:       {goodput.summary()}")
+      console.print(terminal.fill(f"time:       {goodput.summary()}", console.width, indent=12))
       if not finished:
         saved = f", saved: {checkpoint.folder_of(workdir) / str(done)}" if done else ""
         of = "" if clock.is_open else f" of {clock.horizon.steps:,}"
