@@ -1,9 +1,11 @@
 """A small ELECTRA on the text in Python's standard library, in minutes on two cores.
 
-Command:  make quickstart
-     or:  python -m electra_jax.data.build --config=configs/quickstart.py
+Command:  electra-jax quickstart, in a clone make quickstart; part by part:
+          electra-jax build --config=configs/quickstart.py
           export JAX_NUM_CPU_DEVICES=2
-          python -m electra_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+          electra-jax train --config=configs/quickstart.py --workdir=runs/quickstart
+          electra-jax show --model=runs/quickstart
+          electra-jax report runs/quickstart --out=runs/quickstart/report.html
 Hardware: two CPU cores, three to six minutes of training.
 Expected: held-out masked-LM loss 3.15 to 3.22 nats (unigram entropy 6.10), discriminator AUC 0.740
           to 0.755, over four seeds.

@@ -51,8 +51,10 @@ def test_help_shows_the_options_at_once(name, tmp_path):
   done = call(name, "--help", folder=tmp_path)
   assert (done.returncode, errors(done)) == (0, [])
   assert f"electra-jax {name}" in done.stdout
+  _, described = done.stdout.split("\n\n", 1)  # usage: is argparse's own
+  assert max(map(len, described.splitlines())) <= 80
   options = dict(evaluate="pairs", experiment="--arms", report="--make-band", score="--model")
-  options |= dict(export="--to", config="--grep")
+  options |= dict(export="--to", config="--grep", show="--model")
   assert options.get(name, "--config FILE") in done.stdout
   assert not slow_imports(done)
 
@@ -178,16 +180,25 @@ def test_comments_stand_above_a_field_or_behind_it(tmp_path):
   ("typed", "name", "command"),
   [
     ("python -m electra_jax.train", "python -m electra_jax.train", "python -m electra_jax.train"),
-    ("/e/python -m electra_jax train", "python -m electra_jax train", "/e/python -m electra_jax"),
+    (
+      "/e/python -m electra_jax train",
+      "python -m electra_jax train",
+      "/e/python -m electra_jax train",
+    ),
     ("/e/python /e/electra-jax train", "electra-jax train", "/e/electra-jax train"),
+    ("/e/python {PATH}/electra-jax train", "electra-jax train", "electra-jax train"),
   ],
 )
-def test_a_program_knows_how_it_was_called(typed, name, command, monkeypatch):
+def test_a_program_knows_how_it_was_called(typed, name, command, monkeypatch, tmp_path):
   arguments = ["--workdir=a b"]
+  (tmp_path / "electra-jax").touch(mode=0o755)
+  monkeypatch.setenv("PATH", str(tmp_path))
+  typed = typed.format(PATH=tmp_path)
   monkeypatch.setattr(sys, "orig_argv", [*typed.split(), *arguments])
   assert cli.program_name(arguments) == name
   assert terminal.command_line().startswith(command)
   assert terminal.command_line().endswith(" '--workdir=a b'")
+  assert command.replace(".train", " train").startswith(f"{terminal.program()} ")
 
 
 def test_a_tilde_within_an_argument_is_the_home_folder(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from electra_jax.commands import cli
+from electra_jax.evaluate import samples
 from electra_jax.monitor import bands, journal
 from electra_jax.report import figures, page, saved_run, tables, verdict
 
@@ -347,6 +348,31 @@ def test_the_next_command_of_a_finished_run_sets_each_field_once(run):
     "electra-jax train --config=x.py --workdir=w --config.seed=1"
     " --config.train.steps=STEPS --config.allow_config_change=train.steps"
   )
+
+
+def test_a_command_names_no_python_of_an_environment(run):
+  for typed in ("/me/.venv/bin/python3.12 -m electra_jax", "/me/.venv/bin/electra-jax"):
+    event = {"event": "start", "command": f"{typed} train --workdir=/me/runs/a"}
+    known = tables.commands(dataclasses.replace(run, events=[event]))["continue training"]
+    assert known == "electra-jax train --workdir=/me/runs/a"
+
+
+def test_the_samples_of_a_run_are_shown_as_text(runs, tmp_path):
+  folders = [shutil.copytree(runs[0], tmp_path / name) for name in ("a", "b")]
+  assert "What it has learned" not in page.render(folders[:1])
+  mark = {"text": "cat", "kind": "missed", "probability": 0.126, "was": EVIL}
+  row = {"text": f"{EVIL} [MASK]", "word": "dog", "choices": [["cat", 0.5], ["dog", 0.25]]}
+  found = {"filled": {"right": 0, "count": 7, "sentences": [row]}}
+  found["detected"] = {"found": 1, "count": 3, "texts": 2, "by_chance": 0.4}
+  found["detected"]["sentences"] = [[{"text": "the "}, mark, {"text": "."}]]
+  samples.write(folders[1], found)
+  text = page.render(folders)
+  shown = " ".join(Reader(text).text.split())
+  assert f"{EVIL} [MASK] cat 50 %, dog 25 %" in shown and EVIL not in text
+  assert f"the cat 13 % . cat was {EVIL}" in shown.replace("%.", "% .")
+  assert "found 1 of 3 replaced words in 2 sentences" in shown and "right in 0 of 7" in shown
+  samples.write(folders[1], {"filled": found["filled"]})
+  assert "replaced words in" not in page.render(folders)
 
 
 def test_an_interval_of_pairs_is_of_those_that_were_scored(runs):

@@ -1,5 +1,6 @@
 """The program: exact however it is interrupted, loud about what is wrong."""
 
+import io
 import json
 import os
 import re
@@ -13,11 +14,12 @@ import jax
 import numpy as np
 import pytest
 from conftest import long_except, make_tiny_config
+from rich.console import Console
 
 from electra_jax.config import compare, specs
 from electra_jax.data import pretrain_batches
 from electra_jax.monitor import bands, journal, metrics
-from electra_jax.pretrain import train
+from electra_jax.pretrain import summary, train
 from electra_jax.pretrain.loop import UnhealthyError
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
 from electra_jax.runtime import parallel
@@ -263,6 +265,20 @@ def test_shards_that_changed_since_are_another_run(copy, tiny_config, tmp_path):
   manifest.write_text(manifest.read_text().replace('"documents": ', '"documents":  '))
   with pytest.raises(ValueError, match=r"another run: data.manifest was '"):
     train.train(tiny_config, copy)
+
+
+def test_a_run_describes_itself_in_lines_of_the_terminal(tiny_config, tmp_path):
+  tiny_config.optimizer.b2 = 0.987
+  run = prepare(tiny_config, tmp_path / "run", verify=False)
+  summary.describe(run, Console(width=80, file=(out := io.StringIO())), ["train.steps"])
+  printed, places = out.getvalue(), (str(tmp_path), tiny_config.data.dir)
+  printed_lines = [x for x in printed.splitlines() if not any(place in x for place in places)]
+  assert max(map(len, printed_lines)) <= 80 and "changed in this run:" in printed
+  words = printed.partition("changed from base:")[2].split()
+  changed = compare.changed_from_base(tiny_config)
+  assert f"{len(changed)} fields" in printed and "b2=0.987" in words
+  for name, (_, value) in changed.items():
+    assert f"{name.rpartition('.')[2]}={value!r}" in words
 
 
 def command(config, workdir, *args) -> list[str]:

@@ -6,11 +6,13 @@ options are parsed.
 
 # {name: what it does}
 COMMANDS = {
+  "quickstart": "builds, trains, shows and reports, in minutes on two cores",
   "config": "prints the fields of a configuration",
   "build": "builds shards of training examples from text",
   "preflight": "estimates a step's memory and time on TPUs and GPUs",
   "flops": "counts the FLOPs of a step and of a run",
   "train": "pretrains, or resumes a run",
+  "show": "shows what a network has learned, on its held-out text or yours",
   "evaluate": "measures a pretrained network in minutes",
   "experiment": "compares configurations at equal FLOPs, steps or minutes",
   "finetune": "fine-tunes on tasks, compares results, predicts",

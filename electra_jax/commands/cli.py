@@ -13,6 +13,7 @@ import io
 import itertools
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -57,8 +58,7 @@ class ArgumentParser(argparse.ArgumentParser):
   """
 
   def __init__(self, **settings):
-    raw = argparse.RawDescriptionHelpFormatter
-    super().__init__(allow_abbrev=False, formatter_class=raw, **settings)
+    super().__init__(allow_abbrev=False, formatter_class=_Help, **settings)
     self.switches: list[str] = []
     self.configurations: dict[str, str | None] = {}  # {option: base, or None for any}
     self.takes_rest = False  # whether it accepts arguments after --, as `args.rest`
@@ -135,6 +135,35 @@ class ArgumentParser(argparse.ArgumentParser):
     return UsageError(f"unknown option {name}; {hint}")
 
 
+class _Help(argparse.HelpFormatter):
+  """Breaks a description into lines of the terminal's width, and keeps its indented entries."""
+
+  def _fill_text(self, text: str, width: int, indent: str) -> str:
+    return "\n\n".join(map(functools.partial(_filled, width=width), text.strip().split("\n\n")))
+
+
+def _filled(block: str, width: int) -> str:
+  """Returns a paragraph, or entries whose further lines are indented, in lines of the width.
+
+  >>> print(_filled("  one two\\n    three\\n  four", 12))
+    one two
+      three
+    four
+  >>> print(_filled("one two\\nthree", 100))
+  one two three
+  """
+  depths = [len(line) - len(line.lstrip()) for line in block.split("\n")]
+  first, further = min(depths), max(depths)
+  is_paragraph, entries = not further, []
+  for depth, line in zip(depths, block.split("\n"), strict=True):
+    if entries and (is_paragraph or depth > first):
+      entries[-1] += f" {line.strip()}"
+    else:
+      entries.append(line)
+  indent = further if further > first else first + 4 * (first > 0)
+  return "\n".join(terminal.fill(entry, width, indent) for entry in entries)
+
+
 class _Import(argparse.Action):
   """Imports the module given by the option."""
 
@@ -146,9 +175,10 @@ class Once(argparse.Action):
   """Stores a value that may only be given once."""
 
   def __call__(self, parser, namespace, values, option_string=None) -> None:
-    if (before := getattr(namespace, self.dest)) and values:
+    before, default = getattr(namespace, self.dest), parser.get_default(self.dest)
+    if before not in ("", default) and values:
       raise UsageError(f"--{self.dest} is given twice: {before} and {values}")
-    setattr(namespace, self.dest, before or values)
+    setattr(namespace, self.dest, values or before)
 
 
 def _no_option(word: str) -> UsageError:
@@ -306,11 +336,17 @@ def report(program: Callable[[], None]) -> None:
     _fail(error, str(error) or "interrupted", 130)
 
 
+def _print_error(line: str) -> None:
+  if sys.stderr.isatty():
+    line = terminal.fill(line, shutil.get_terminal_size().columns)
+  print(line, file=sys.stderr, flush=True)
+
+
 def _show_warning(show: Callable, message, category, filename: str, *others) -> None:
   """Prints this package's warnings in one line, and others with `show`."""
   if Path(filename).is_relative_to(PACKAGE):
     with contextlib.suppress(OSError):
-      print(f"warning: {message}", file=sys.stderr, flush=True)
+      _print_error(f"warning: {message}")
   else:
     show(message, category, filename, *others)
 
@@ -352,7 +388,7 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
     if line is None or os.environ.get(DEBUG_VARIABLE):
       traceback.print_exception(error)
     else:
-      print(f"error: {line}", file=sys.stderr, flush=True)
+      _print_error(f"error: {line}")
   # The exit handlers wait for all processes of a run, which may still be running.
   timer = threading.Timer(GOODBYE_SECS, os._exit, [code])
   timer.daemon = True

@@ -13,7 +13,10 @@ are folders of `electra-jax evaluate pairs --out`, --finetune workdirs of `elect
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
+
+from rich.console import Console
 
 from electra_jax.commands import cli
 from electra_jax.monitor.display import doing, starting
@@ -39,22 +42,29 @@ def add_options(p: cli.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
   """Writes a band or a page."""
-  if args.make_band and (args.price or args.pairs or args.finetune):
+  console = terminal.console()
+  if not args.make_band:
+    pages = {"price": args.price, "pairs": args.pairs, "finetune": args.finetune}
+    write(args.runs, args.out, console, **pages)
+    return
+  if args.price or args.pairs or args.finetune:
     raise cli.UsageError("--make-band cannot be combined with --price, --pairs or --finetune")
   with starting():  # slow, and not needed for --help
     from electra_jax.report import band
     from electra_jax.runtime import bucket
+
+  band.write([bucket.local(run, step=0) for run in args.runs], args.out, console)
+
+
+def write(runs: Sequence[str], out: Path, console: Console, **options) -> None:
+  """Writes a page; the options are those of `report.page.render`."""
+  with starting():
+    from electra_jax.report import page  # needs the extra `report`
+    from electra_jax.runtime import bucket
     from electra_jax.runtime.workdir import replacing
 
-  console = terminal.console()
-  runs = [bucket.local(run, step=0) for run in args.runs]
-  if args.make_band:
-    band.write(runs, args.out, console)
-    return
-  from electra_jax.report import page  # needs the extra `report`
-
   with doing("drawing"):
-    text = page.render(runs, price=args.price, pairs=args.pairs, finetune=args.finetune)
-  with replacing(args.out) as temporary:
+    text = page.render([bucket.local(run, step=0) for run in runs], **options)
+  with replacing(out) as temporary:
     temporary.write_text(text, encoding="utf-8")
-  console.print(f"report: {args.out} ({len(text.encode()) / 1e6:.1f} MB)")
+  console.print(f"report: {out} ({len(text.encode()) / 1e6:.1f} MB)")

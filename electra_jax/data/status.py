@@ -67,6 +67,7 @@ class Status:
 def print_line(line: str) -> None:
   """Prints a line, with the time if there is no terminal."""
   if (console := log_console()).is_interactive:
-    print(line)  # above a display, which belongs to another console
+    # Above a display, which belongs to another console.
+    print(terminal.fill(line, console.width))
   else:
     console.print(line)

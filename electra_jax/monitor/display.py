@@ -108,6 +108,8 @@ class Display:
   def print_line(self, text: str, style: str = "") -> None:
     """Prints a line, after those that are queued."""
     self._print_queued()
+    if self.console.is_interactive:
+      text = terminal.fill(text, self.console.width)
     self.console.print(text, style=style, markup=False)
     self._last_line = time.monotonic()
 

@@ -13,20 +13,18 @@ from typing import NamedTuple
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
-from rich.console import Console
-from rich.table import Table
 
 from electra_jax.config import compare, registry, schema, specs, validate
-from electra_jax.core import generators
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.data import pretrain_batches
-from electra_jax.interop import initial, sources
-from electra_jax.monitor import curves, journal, metrics, quantities, tracing, trackers
+from electra_jax.interop import initial
+from electra_jax.monitor import curves, journal, metrics, tracing, trackers
 from electra_jax.monitor.display import Activity, Display, doing
 from electra_jax.monitor.goodput import Goodput
 from electra_jax.monitor.log import Log
 from electra_jax.monitor.tracing import Tracer
 from electra_jax.monitor.trackers import Start, Tracker
+from electra_jax.pretrain import summary
 from electra_jax.pretrain.clock import Clock
 from electra_jax.pretrain.loop import Loop, Services
 from electra_jax.pretrain.run import Run, prepare, save_record, start_or_continue
@@ -37,7 +35,6 @@ from electra_jax.runtime.checkpoint import Checkpoints
 from electra_jax.runtime.interrupt import STOPPED, StopSignals
 from electra_jax.runtime.workdir import BUCKET_FILE, CONFIG_FILE, claim, read_config
 
-CURVES_FILE = "curves.png"
 AGAIN = "by training in the same workdir again"
 # {activity of Goodput: its name in the display}; steps have a progress bar.
 DOING = {
@@ -163,10 +160,10 @@ def _train_in(
 
       def warn(texts: Iterable[str]) -> None:
         for text in texts:
-          console.print(f"warning: {text}", style="bold")
+          display.print_line(f"warning: {text}", style="bold")
           warned.append(text)
 
-      describe(run, console, allowed)
+      summary.describe(run, console, allowed)
       warn(contradictions(run, allowed))
       checkpoints = stack.enter_context(_open_checkpoints(run, uploads))
       processes.run_on_all(lambda: check_state_memory(run))
@@ -193,8 +190,8 @@ def _train_in(
     events.write("goodput", step=done, secs=goodput.secs())
     if not console.quiet:
       if done:
-        finish(run, done, console)
-      console.print(f"time:       {goodput.summary()}")
+        summary.finish(run, done, console)
+      console.print(terminal.fill(f"time:       {goodput.summary()}", console.width, indent=12))
       if not finished:
         saved = f", saved: {checkpoint.folder_of(workdir) / str(done)}" if done else ""
         of = "" if clock.is_open else f" of {clock.horizon.steps:,}"
@@ -274,14 +271,7 @@ def destinations(
   made += [
     functools.partial(SimpleNamespace, write=hook, close=lambda failed: None) for hook in hooks
   ]
-  return [*made, functools.partial(curves.Redrawn, functools.partial(draw_curves, run))]
-
-
-def draw_curves(run: Run) -> None:
-  """Draws curves.png from the lines so far."""
-  history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
-  title = f"{run.workdir.absolute().name}: {run.config.objective.name}"
-  curves.draw(run.workdir / CURVES_FILE, title, history, run.baselines)
+  return [*made, functools.partial(curves.Redrawn, functools.partial(summary.draw_curves, run))]
 
 
 def remedy(o: ConfigDict) -> str:
@@ -339,44 +329,6 @@ def shared_or_not(workdir: Path) -> str:
   return "a shared folder" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
 
 
-def describe(run: Run, console: Console, allowed: list[str]) -> None:
-  """Prints a summary of the run; `allowed` are the changes of fields in a run that resumes."""
-  c, sizes = run.config, generators.count_networks(run.spec, run.fns.shapes.params)
-  sequences = c.train.steps * c.train.batch_size
-  devices = jax.devices()
-  changed = compare.changed_from_base(c)
-  limit = f"{terminal.duration(60 * c.train.minutes)}, at most " if c.train.minutes else ""
-  lines = {
-    "electra_jax": f"{version.code_version()}, jax {jax.__version__}",
-    "devices": f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es),"
-    f" peak {len(devices) * run.peak[0] / 1e12:,.3g} TFLOP/s ({run.peak[1]})",
-    "networks": f"discriminator {sizes['discriminator'] / 1e6:,.2f} M parameters, generator"
-    f" {sizes['generator'] / 1e6:,.2f} M more, {sizes['trained'] / 1e6:,.2f} M trained,"
-    f" {run.spec.discriminator.compute.dtype},"
-    f" attention {run.spec.discriminator.compute.attention}",
-    "FLOPs": f"{run.flops_per_step:.3g} per step in matrix products,"
-    f" {run.flops_per_step * c.train.steps:.3g} in total",
-    "data": f"{run.record['data']['dir']}: {run.shards.num_examples:,} sequences of"
-    f" {run.shards.seq_length} tokens, {run.heldout.num_examples if run.heldout else 0:,} held out",
-    "training": f"{limit}{c.train.steps:,} steps x {c.train.batch_size:,} sequences ="
-    f" {sequences * run.shards.seq_length:,} tokens ="
-    f" {sequences / run.shards.num_examples:,.2f} epochs",
-    "vocabulary": f"{run.shards.vocab.size:,} {run.shards.vocab.kind} entries,"
-    f" held-out unigram entropy {quantities.shown('loss', run.baselines.entropy)} per token",
-  }
-  if reasons := sources.without_class(run.spec):
-    lines["not exported"] = "; ".join(f"the {role}: {why}" for role, why in reasons.items())
-  if run.taken:
-    lines["as in init_from"] = ", ".join(f"{name} = {x!r}" for name, x in run.taken.items())
-  if allowed:
-    lines["changed in this run"] = ", ".join(allowed)
-  for name, text in lines.items():
-    console.print(f"{name + ':':<21}{text}", markup=False)
-  console.print(f"changed from base:{'' if changed else ' nothing'}")
-  for name, (base, value) in changed.items():
-    console.print(f"  {name} = {value!r} ({base!r})", markup=False)
-
-
 def unread(fields: list[str], read: str) -> list[str]:
   """Returns the fields whose schema row has `read`, the point after which a run ignores them."""
   return [field for field in fields if field in schema.names(read=read)]
@@ -425,25 +377,3 @@ def check_state_memory(run: Run) -> None:
   """Raises ValueError if the weights and the optimizer state exceed the free memory."""
   remedy = "lower the networks' size, or set optimizer.sharded=True on more devices"
   memory.refuse("the state", run.fns.sharding.bytes_per_device(), remedy)
-
-
-def finish(run: Run, done: int, console: Console) -> None:
-  """Draws the curves and prints the final metrics and the paths of the results."""
-  with doing("drawing", console):
-    draw_curves(run)
-  history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
-  heldout = [line for line in history if line["split"] == "heldout"]
-  if heldout:
-    table = Table(title="held-out documents")
-    ends = [heldout[0], *heldout[1:][-1:]]
-    for title in ("", *(f"step {line['step']:,}" for line in ends)):
-      table.add_column(title, justify="right" if title else "left")
-    for name in (k for k in heldout[-1] if k not in ("step", "split")):
-      values = (quantities.shown(name, line.get(name)) for line in ends)
-      table.add_row(quantities.label(name), *values)
-    entropy = quantities.shown("loss", run.baselines.entropy)
-    table.add_row("unigram entropy", *len(ends) * [entropy], style="dim")
-    console.print(table)
-  console.print(f"checkpoint: {checkpoint.folder_of(run.workdir) / str(done)}")
-  console.print(f"curves:     {run.workdir / CURVES_FILE}")
-  console.print(f"metrics:    {run.workdir / metrics.HISTORY_FILE}")

@@ -9,9 +9,15 @@ from bokeh.embed import components
 from bokeh.resources import Resources
 from markupsafe import Markup
 
+from electra_jax.evaluate import samples
 from electra_jax.report import figures, saved_run, tables, verdict
 
 KINDS = dict.fromkeys(verdict.WORST_FIRST, "look") | {verdict.GOOD: "good", verdict.BAD: "bad"}
+
+
+def _samples(arm: saved_run.Arm) -> dict:
+  """Returns the samples of the first of an arm's runs that has some."""
+  return next(filter(None, (samples.read(run.folder) for run in arm.runs)), {})
 
 
 def render(
@@ -57,6 +63,7 @@ def render(
   return environment.get_template("page.html").render(
     title=", ".join(arm.name for arm in arms),
     verdicts=judged,
+    samples=[(arm, found) for arm in arms if (found := _samples(arm))],
     warned=[run for run in runs if run.warnings],
     overview=tables.overview(arms, price),
     price=price,

@@ -200,17 +200,28 @@ def _share(secs: dict[str, float], activity: str) -> str:
 
 def checkpoints(runs: Sequence[SavedRun]) -> Table:
   """The checkpoints in the folders of the runs."""
-  return [["run", "step", "MB", "folder"]] + [
-    [run.name, f"{step:,}", f"{size / 1e6:,.1f}", str(run.folder / checkpoint.FOLDER / str(step))]
-    for run in runs
-    for step, size in run.checkpoints.items()
-  ]
+  rows = [["run", "steps", "MB each", "folder"]]
+  for run in (run for run in runs if run.checkpoints):
+    steps, sizes = zip(*run.checkpoints.items(), strict=True)
+    listed = ", ".join(f"{step:,}" for step in steps)
+    rows.append([run.name, listed, f"{max(sizes) / 1e6:,.1f}", str(run.folder / checkpoint.FOLDER)])
+  return rows
+
+
+def portable(command: str) -> str:
+  """Returns a recorded command without the paths of its environment.
+
+  >>> portable("/home/me/.venv/bin/python -m electra_jax.train --workdir=/runs/a")
+  'electra-jax train --workdir=/runs/a'
+  """
+  return re.sub(r"^python\S* -m electra_jax[. ]", "electra-jax ", re.sub(r"^\S*/", "", command))
 
 
 def commands(run: SavedRun) -> dict[str, str]:
   """Returns suggested commands: {purpose: command}."""
   folder = shlex.quote(str(run.folder))
-  known = run.start.get("command") or (f"electra-jax train --config=CONFIG --workdir={folder}")
+  known = f"electra-jax train --config=CONFIG --workdir={folder}"
+  known = portable(run.start.get("command") or known)
   more = {"continue training": known}
   if run.finished:
     kept = re.sub(r" --?config\.(train\.steps|allow_config_change)[= ]\S+", "", known)
@@ -218,6 +229,7 @@ def commands(run: SavedRun) -> dict[str, str]:
     more = {"continue training, with more train.steps": f"{kept} {changed}"}
   return {
     **({} if run.finished and run.config.train.minutes else more),
+    "see what it has learned": f"electra-jax show --model={folder}",
     "export to Hugging Face": f"electra-jax export {folder} {folder}-hf --to hf",
     "fine-tune": "electra-jax finetune --config=configs/finetune/glue.py:cola,sst2,mrpc"
     f" --config.init={folder} --config.data.dir=GLUE --workdir={folder}-glue",

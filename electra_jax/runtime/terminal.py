@@ -2,7 +2,9 @@
 
 import contextlib
 import shlex
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +22,31 @@ PLAIN = {"highlight": False, "markup": False, "soft_wrap": True, "force_jupyter"
 def typed() -> list[str]:
   """Returns the command that started this program: `electra-jax train ...`, `python -m ...`."""
   python, *words = sys.orig_argv
-  is_script = words and Path(words[0]).name == SCRIPT
-  return words if is_script else [python, *words]
+  if not words or Path(words[0]).name != SCRIPT:
+    return [python, *words]
+  return [SCRIPT if words[0] == shutil.which(SCRIPT) else words[0], *words[1:]]
+
+
+def program() -> str:
+  """Returns what starts another command here: `electra-jax`, `python -m electra_jax`."""
+  first, *words = typed()
+  is_module = words[:1] == ["-m"] and words[1].startswith("electra_jax")
+  return f"{first} -m electra_jax" if is_module else first if SCRIPT in first else SCRIPT
 
 
 def command_line() -> str:
   """Returns the command that started this program, quoted for a shell."""
   return shlex.join(typed())
+
+
+def fill(text: str, width: int, indent: int = 0) -> str:
+  """Returns a text in lines of a width, broken between words; further lines are indented.
+
+  >>> fill("error: no such file: a-long-name.txt", 20)
+  'error: no such file:\\na-long-name.txt'
+  """
+  whole = {"break_long_words": False, "break_on_hyphens": False}
+  return textwrap.fill(text, width, subsequent_indent=" " * indent, **whole)
 
 
 class StampedLines:
