@@ -47,6 +47,24 @@ def heldout(text, tmp_path_factory):
   return Shards.open(config.data.dir, "heldout")
 
 
+def test_a_language_without_spaces_has_sentences_and_words(tmp_path):
+  rng = random.Random(0)
+  lines = ["".join(rng.choices("我们看见红狗在树下新老房子", k=10)) + "。" for _ in range(900)]
+  (tmp_path / "text.txt").write_text(
+    "\n\n".join("\n".join(lines[i : i + 6]) for i in range(0, 900, 6))
+  )
+  config = files.load("base.py")
+  config.data.update(sources=f"text:{tmp_path}/text.txt", dir=str(tmp_path / "data"), workers=1)
+  config.data.update(holdout_frac=0.2, seq_length=48, vocab_size=80)
+  build.build(config)
+  shards = Shards.open(config.data.dir, "heldout")
+  tokens = tokenizer.load_from(shards.folder, shards.vocab)
+  found = samples.sentences(shards, tokens)
+  assert found and {text.replace(" ", "") for text in found} <= set(lines)
+  spans = tokens.encode_offsets(found)[0][1]
+  assert len(samples.words(found[0], spans)) == 10  # each character is a word
+
+
 class Oracle:
   """Answers as an Encoder that knows the sentences; or, `wrong`, as one that errs always."""
 

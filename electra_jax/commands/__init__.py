@@ -1,7 +1,7 @@
 """The commands, a module each: `add_options(parser)` and `main(args)`.
 
 They import nothing slow before their options are parsed. `electra-jax NAME` starts one, and so does
-`python -m electra_jax.NAME`.
+`python -m electra_jax NAME`.
 """
 
 # {name: what it does}
