@@ -28,8 +28,9 @@ os.environ.setdefault(
   " --xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
 ROOT = Path(__file__).resolve().parent.parent
-# Neither has doctests: one raises when it is imported, the other imports TensorFlow.
-collect_ignore = ["without_tensorflow", "faults/preload.py"]
+# None has doctests: one raises when it is imported, one imports TensorFlow, and a plug-in of golden
+# registers its entries.
+collect_ignore = ["without_tensorflow", "faults/preload.py", "golden"]
 # Tests that start a run again, here or in another process, compile its step once.
 _compiled = tempfile.TemporaryDirectory(prefix="electra_jax_tests_")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)

@@ -15,6 +15,7 @@ from test_finetune import make_config, run, source  # noqa: F401 (a fixture)
 from test_objectives import RATES, SPEC, D, fresh, keys_of, make_batch
 from test_train import lines
 
+import electra_jax
 from electra_jax.core import masking, objectives
 from electra_jax.finetune import metrics as task_metrics
 from electra_jax.pretrain import train
@@ -56,6 +57,8 @@ def test_every_block_of_the_guide_is_run_here():
 
 def test_the_guides_training_from_python_keeps_its_losses(tiny_shards, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
+  # Doctests import the module of that name, which then hides the function.
+  monkeypatch.delattr(electra_jax, "train", raising=False)
   (code,) = sections()["From Python"]
   code = re.sub(r"^config = .*\n.*build.*\n", "", code, flags=re.M)
   assert "load_config" not in code

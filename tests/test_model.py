@@ -55,7 +55,7 @@ def test_generators_keep_heads_of_64_and_at_least_one():
   assert (small.hidden_size, small.num_heads, small.ffn_size, small.num_layers) == (64, 1, 256, 12)
   narrow = generator_size(TINY, 0.5, 0.5)
   assert (narrow.hidden_size, narrow.num_heads, narrow.num_layers) == (4, 1, 1)
-  with pytest.raises(ValueError, match="0 layers .*generator.depth_multiplier=0.1 of 2 layers"):
+  with pytest.raises(ValueError, match="0 layers .*generator.depth_multiplier=0.1 .of 2 layers"):
     generator_size(TINY, 1.0, 0.1)
 
 
@@ -63,7 +63,9 @@ def test_a_generator_whose_heads_do_not_fit_is_refused_by_the_field_that_sets_it
   base = TransformerConfig(100, 8, 768, 2, 12, 8, 8)
   with pytest.raises(ValueError, match=r"^generator.width_multiplier=0.3: 3 heads .* size 230$"):
     generator_size(base, 0.3, 1.0)
-  with pytest.raises(ValueError, match="^generator.width_multiplier=0.625: RoPE .* size 5 is odd"):
+  with pytest.raises(
+    ValueError, match="^generator.width_multiplier=0.625: RoPE .* head size, got 5"
+  ):
     generator_size(dataclasses.replace(TINY, positions="rope"), 0.625, 1.0)
 
 

@@ -21,11 +21,11 @@ from electra_jax.evaluate import samples
 from electra_jax.interop.sources import ExchangeError
 
 WORDS = "the a old new red cat dog tree house river sees takes gives finds near under over".split()
-CODE = "x = foo ( bar ) [ 3 ] ; y _ 2 = { } ."
+CODE = "the old cat = sees ( a new dog near the tree ) ."
 
 
 def sentence(rng: random.Random) -> str:
-  return " ".join(rng.choices(WORDS, k=rng.randint(8, 14))) + "."
+  return " ".join(rng.choices(WORDS, k=rng.randint(8, 16))) + "."
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,27 @@ def heldout(text, tmp_path_factory):
   config = files.load("base.py")
   config.data.dir = str(tmp_path_factory.mktemp("shards") / "data")
   config.data.update(sources=f"text:{text[0]}", workers=1, seq_length=48, vocab_size=150)
-  config.data.update(holdout_frac=0.2, split_lines=False)
+  config.data.update(holdout_frac=0.2, examples="packed")  # rows begin anywhere
   build.build(config)
   return Shards.open(config.data.dir, "heldout")
+
+
+def test_a_language_without_spaces_has_sentences_and_words(tmp_path):
+  rng = random.Random(0)
+  lines = ["".join(rng.choices("我们看见红狗在树下新老房子", k=10)) + "。" for _ in range(900)]
+  (tmp_path / "text.txt").write_text(
+    "\n\n".join("\n".join(lines[i : i + 6]) for i in range(0, 900, 6))
+  )
+  config = files.load("base.py")
+  config.data.update(sources=f"text:{tmp_path}/text.txt", dir=str(tmp_path / "data"), workers=1)
+  config.data.update(holdout_frac=0.2, seq_length=48, vocab_size=80)
+  build.build(config)
+  shards = Shards.open(config.data.dir, "heldout")
+  tokens = tokenizer.load_from(shards.folder, shards.vocab)
+  found = samples.sentences(shards, tokens)
+  assert found and {text.replace(" ", "") for text in found} <= set(lines)
+  spans = tokens.encode_offsets(found)[0][1]
+  assert len(samples.words(found[0], spans)) == 10  # each character is a word
 
 
 class Oracle:
@@ -96,7 +114,7 @@ def test_what_is_right_found_and_missed_is_counted(text, heldout):
     filled, detected = found["filled"], found["detected"]
     assert (filled["right"], filled["count"]) == (0 if wrong else 100, 100)
     assert detected["found"] == (0 if wrong else detected["count"])
-    # By hand: of 8 to 14 words, one (up to 9, and of 10) or two are replaced, 0.15 each.
+    # By hand: of 8 to 16 words, one (up to 9, and of 10) or two are replaced, 0.15 each.
     assert 100 <= detected["count"] <= 200 and detected["texts"] == 100
     for row in filled["sentences"]:
       assert row["text"].replace("[MASK]", row["word"]) in text[1]

@@ -22,7 +22,7 @@ from electra_jax.monitor import bands, journal, metrics
 from electra_jax.pretrain import summary, train
 from electra_jax.pretrain.loop import UnhealthyError
 from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
-from electra_jax.runtime import parallel
+from electra_jax.runtime import parallel, terminal
 from electra_jax.runtime.checkpoint import Checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -270,7 +270,8 @@ def test_shards_that_changed_since_are_another_run(copy, tiny_config, tmp_path):
 def test_a_run_describes_itself_in_lines_of_the_terminal(tiny_config, tmp_path):
   tiny_config.optimizer.b2 = 0.987
   run = prepare(tiny_config, tmp_path / "run", verify=False)
-  summary.describe(run, Console(width=80, file=(out := io.StringIO())), ["train.steps"])
+  console = Console(**terminal.PLAIN, width=80, file=(out := io.StringIO()))
+  summary.describe(run, console, ["train.steps"])
   printed, places = out.getvalue(), (str(tmp_path), tiny_config.data.dir)
   printed_lines = [x for x in printed.splitlines() if not any(place in x for place in places)]
   assert max(map(len, printed_lines)) <= 80 and "changed in this run:" in printed

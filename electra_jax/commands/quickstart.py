@@ -33,12 +33,10 @@ def add_options(p: cli.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
   """Builds, trains, shows and reports; returns the exit code of the training."""
   config, workdir, console = args.config, args.workdir, terminal.console()
-  if args.config_file == CONFIG and "data.dir" not in args.config_fields:
+  if "data.dir" not in args.config_fields and (args.config_file == CONFIG or not config.data.dir):
     config.data.dir = f"{workdir}/data"
   build.build(config)
-  os.environ.setdefault(
-    "JAX_NUM_CPU_DEVICES", "2"
-  )  # before JAX is imported: two cores, two devices
+  os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")  # JAX, imported below, reads it
   with starting():
     from electra_jax.pretrain import train
 

@@ -28,7 +28,7 @@ MARKS = {
   "suspected": ("bold underline", "[", "]"),
   "": ("", "", ""),
 }
-SUREST = " in the held-out sentences where the network is most certain"
+SUREST = ", where the network is most certain in held-out text"
 WRAPPED = {"soft_wrap": False}  # between words
 LEGEND = {"found": "found", "missed": "missed", "false": "false alarm"}
 
@@ -99,10 +99,10 @@ def _print_filled(found: dict, console: Console) -> None:
 
 def _print_detected(found: dict, console: Console) -> None:
   sure = SUREST if "found" in found else ""
-  heading = Text(f"Words that look replaced{sure}:")
-  for kind, name in LEGEND.items() if sure else ():
-    heading.append("  ").append(_marked(name, None, kind))
-  console.print(heading, **WRAPPED)
+  console.print(f"Words that look replaced{sure}:", **WRAPPED)
+  if sure:
+    legend = (_marked(name, None, kind) for kind, name in LEGEND.items())
+    console.print(Text("  ").join(legend), **WRAPPED)
   for row in found["sentences"]:
     parts = (_marked(x["text"], x.get("probability"), x.get("kind", "")) for x in row)
     was = ", ".join(f"{x['text']} was {x['was']}" for x in row if x.get("was"))

@@ -24,7 +24,7 @@ CHOICES, CANDIDATES = 3, 20  # words shown for a mask, of so many tokens
 REPLACED_FRAC = 0.15  # of a sentence's words, at least one
 FOUND, MISSED, FALSE, SUSPECTED = "found", "missed", "false", "suspected"  # kinds of pieces
 
-_SENTENCE_ENDS = re.compile(r"(?<=[.!?…؟।])\s+|(?<=[。！？])")
+_SENTENCE_ENDS = re.compile(r"(?<=[.!?…؟।])\s+|(?<=[。！？])\s*")
 _MARKS = frozenset(".!?…؟।。！？,;:、，；：،")  # of readable sentences
 
 Word = tuple[int, int, int]  # its characters [start, end), and its number of tokens

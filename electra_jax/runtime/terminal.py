@@ -42,8 +42,8 @@ def command_line() -> str:
 def fill(text: str, width: int, indent: int = 0) -> str:
   """Returns a text in lines of a width, broken between words; further lines are indented.
 
-  >>> fill("error: no such file: a-long-name.txt", 20)
-  'error: no such file:\\na-long-name.txt'
+  >>> fill("error: no such file: a-long-name.txt", 20, indent=2)
+  'error: no such file:\\n  a-long-name.txt'
   """
   whole = {"break_long_words": False, "break_on_hyphens": False}
   return textwrap.fill(text, width, subsequent_indent=" " * indent, **whole)
