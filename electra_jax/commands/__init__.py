@@ -1,7 +1,7 @@
 """The commands, one module each with `add_options(parser)` and `main(args)`.
 
-Start one with `electra-jax NAME` or `python -m electra_jax NAME`. Slow imports wait until the options
-are parsed.
+Start one with `electra-jax NAME` or `python -m electra_jax NAME`. Slow imports wait until the
+options are parsed.
 """
 
 # {name: what it does}
