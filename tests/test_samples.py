@@ -171,6 +171,7 @@ def test_texts_of_ones_own_are_filled_or_checked(tmp_path, capsys):
   cli.call("show", [model, "abc [MASK] def [MASK]", "abc def"])
   printed = capsys.readouterr().out
   assert printed.count("abc [MASK] def [MASK]") == 2 and " %]" in printed
+  assert all(line.strip() for line in printed.splitlines())
   with pytest.raises(cli.UsageError, match="--data cannot be combined"):
     cli.call("show", [model, "--data=x", "abc"])
   with pytest.raises(cli.UsageError, match="is not a run of this machine: give --data"):

@@ -120,5 +120,5 @@ def _marked(text: str, probability: float | None, kind: str) -> Text:
 
 def _entry(console: Console, text: Text, detail: Text) -> None:
   for part, indent in ((text, 2), (detail, 6)):
-    for line in part.wrap(console, console.width - indent):
+    for line in part.wrap(console, console.width - indent) if part else ():
       console.print(Text(" " * indent) + line)
