@@ -107,7 +107,7 @@ def _run(out: Path, job: str, module: str, arguments: list[str], ended: Callable
   command = [sys.executable, "-m", module, *imports, *arguments]
   log = out / "logs" / f"{job.replace('/', '-')}.log"
   log.parent.mkdir(parents=True, exist_ok=True)
-  print(f"{job}: {shlex.join(command)}", flush=True)
+  print(f"{job}: {shlex.join(['python', *command[1:]])}", flush=True)
   environment = os.environ | (
     {"JAX_COMPILATION_CACHE_DIR": str((out / "compiled").absolute())}
     if job.startswith("finetune/")
