@@ -176,6 +176,15 @@ def test_a_build_for_init_from_has_its_vocabulary(tiny_shards, tmp_path):
     config.data.vocab = vocab
     with pytest.raises(ExchangeError, match=f"config.data.vocab={vocab} {message}"):
       initial.with_vocabulary(config)
+  shutil.copytree(tmp_path / "hf" / "discriminator", tmp_path / "bare")
+  for path in (tmp_path / "bare").glob("*token*"):
+    path.unlink()
+  (tmp_path / "bare" / "vocab.txt").unlink()
+  config = unset(tiny_shards, tmp_path / "bare", **built)
+  with pytest.raises(ExchangeError, match="bare has no tokenizer: add its vocab.txt or tokenizer"):
+    initial.with_vocabulary(config)
+  config.data.vocab = str(tmp_path / "hf" / "discriminator" / "vocab.txt")
+  assert initial.with_vocabulary(config).data.vocab == config.data.vocab
 
 
 def test_the_caller_keeps_its_configuration(tiny_shards, tmp_path):

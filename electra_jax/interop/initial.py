@@ -72,13 +72,20 @@ def with_vocabulary(config: ConfigDict, given: Collection[str] = ()) -> ConfigDi
   """Returns the configuration of a build with the vocabulary of init_from.
 
   Raises:
-    ExchangeError: config.data sets another vocabulary; or as `resolve`.
+    ExchangeError: config.data sets another vocabulary, or the source has none; or as `resolve`.
   """
   config, _ = resolve(config, given)
-  tokens = sources.open_source(config.init_from).tokenizer if config.init_from else None
-  if tokens is None:
+  if not config.init_from:
     return config
-  data, vocab = config.data, tokens.vocab
+  data, tokens = config.data, sources.open_source(config.init_from).tokenizer
+  if tokens is None:
+    if data.vocab in vocabulary.KINDS:
+      raise ExchangeError(
+        f"{config.init_from} has no tokenizer: add its vocab.txt or tokenizer.json, or set"
+        " config.data.vocab to that file"
+      )
+    return config
+  vocab = tokens.vocab
   if data.vocab == load("base.py").data.vocab and "data.vocab" not in given:
     data.vocab = str(tokens.path)
     if vocab.lowercase is not None:

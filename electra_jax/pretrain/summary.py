@@ -23,6 +23,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
   sequences, devices = c.train.steps * c.train.batch_size, jax.devices()
   limit = f"{terminal.duration(60 * c.train.minutes)}, at most " if c.train.minutes else ""
   large, changed = run.spec.discriminator, compare.changed_from_base(c)
+  changed = {name: x for name, x in changed.items() if name not in run.taken}
   lines = {
     "electra_jax": f"{version.code_version()}, jax {jax.__version__}",
     "run": f"{run.workdir}, objective {c.objective.name}, seed {c.seed}",
@@ -48,13 +49,13 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
   if allowed:
     lines["changed in this run"] = ", ".join(allowed)
   for name, text in lines.items():
-    console.print(terminal.fill(f"{name + ':':<13}{text}", console.width, indent=13))
+    console.print(terminal.fill(f"{name + ': ':<13}{text}", console.width, indent=13))
   console.print(f"changed from base: {len(changed)} fields, all are in {run.workdir / CONFIG_FILE}")
   groups: dict[str, list[str]] = {}
   for name, (_, value) in changed.items():
     group, dot, field = name.rpartition(".")
     groups.setdefault(group, []).append(f"{field}={value!r}")
-  for group, fields in groups.items():
+  for group, fields in sorted(groups.items()):
     line = f"  {group and group + ':':<12}{' '.join(fields)}"
     console.print(terminal.fill(line, console.width, indent=14))
 

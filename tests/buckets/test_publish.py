@@ -74,7 +74,7 @@ def test_another_build_is_replaced_only_with_overwrite_and_is_never_half_there(
   url, proxy = f"s3://corpus/{stores['prefix']}", stores["s3"]
   build.build(config_at(url, tmp_path, examples_per_shard=50))
   before, config = objects(url), config_at(url, tmp_path)
-  with pytest.raises(DataError, match=f"{url} holds another build .*examples_per_shard is 50 ther"):
+  with pytest.raises(DataError, match=f"{url} holds another build .*examples_per_shard was 50"):
     build.build(config)
   assert objects(url) == before
   proxy.requests.clear()
