@@ -211,7 +211,12 @@ def test_columns_are_those_that_are_named_or_all_in_order(tmp_path):
     ("train", None, ["a", "c"], "name an anchor, its positive .* with config.pairs.train_columns"),
     ("train", None, [("a", "b", "score"), "cd1"], "the columns a, b, score: name an anchor"),
     ("dev", None, ["abcd", "efgh"], "name two texts and.* with config.pairs.dev_columns"),
-    ("dev", None, ["abc", "de1", ("d", "e", "f")], r"a.csv:3: 'c' is not a number \(1 of 2 rows"),
+    (
+      "dev",
+      None,
+      ["abc", "de1", ("d", "e", "f")],
+      r"a.csv:3: column 'c', the score, is not a number \(1 of 2 rows",
+    ),
     ("train", None, ["ab", "cd", ("", "x")], r"a.csv:3: 'a' is empty \(1 of 2 rows are bad"),
     ("train", None, ["ab", "cde"], "a.csv:2: 3 columns instead of 2"),
   ],

@@ -65,7 +65,7 @@ def read(
     count += 1
     cells, fault = _cells(row, columns[:2] if scored else columns)
     if scored and not fault and (score := number(str(row.get(columns[2])))) is None:
-      fault = f"{columns[2]!r} is not a number"
+      fault = f"column {columns[2]!r}, the score, is not a number"
     if fault:
       bad.append(f"{where}: {fault}")
     elif holds(cells[0]):
