@@ -8,7 +8,7 @@ gradient      loss and gradient of a training step, dropout included, compared w
 attention     XLA's and cuDNN's, with gradients, on whole, padded and packed rows, compared with
               XLA's on the CPU in float32 from the same bfloat16 numbers
 packed        states of the documents of a packed row compared with each document alone
-accumulation  the gradient in four microbatches compared with that of the whole batch
+accumulation  the gradient in four microbatches compared with the gradient of the whole batch
 
 An error is |found - expected| / |expected| over all numbers. Exits with 1 if an error is above its
 tolerance. Needs no TensorFlow and no data. On a CPU it compares the CPU with itself.

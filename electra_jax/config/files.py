@@ -75,7 +75,7 @@ def load(path: str | Path, arg: str | None = None) -> ConfigDict:
 
   Raises:
     FileNotFoundError: as `resolve`.
-    ValueError: the file is no configuration, sets a field that base.py lacks, or rejects `arg`.
+    ValueError: the file is not a configuration, sets a field that base.py lacks, or rejects `arg`.
   """
   path = Path(path)
   built_in = _built_in(path) if path.parent in (Path("."), Path("finetune")) else None
