@@ -2,8 +2,13 @@
 
 import dataclasses
 import json
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import types
 from pathlib import Path
 
@@ -386,3 +391,30 @@ def test_a_picture_has_flops_or_arms_below_its_points(budgets, monkeypatch, tmp_
     assert texts == ["$a", "b"]
   else:
     assert {"1e+15", "1e+16", "$a"} <= set(texts) and not any("mathdefault" in x for x in texts)
+
+
+def test_a_terminated_experiment_ends_its_programs(tmp_path):
+  (tmp_path / "slow.py").write_text(
+    "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
+  )
+  code = """
+import signal, sys
+from pathlib import Path
+from electra_jax.experiments import jobs
+signal.signal(signal.SIGTERM, jobs.stop)
+with jobs.workers(1) as pool:
+  jobs.finish([pool.submit(jobs.run, Path("out"), "slow", "slow", [], lambda: True)])
+"""
+  path = {"PYTHONPATH": f"{Path(__file__).resolve().parent.parent}{os.pathsep}{tmp_path}"}
+  with subprocess.Popen(
+    [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | path
+  ) as parent:
+    log = tmp_path / "out" / "logs" / "slow.log"
+    while parent.poll() is None and not (log.exists() and log.read_text().endswith("\n")):
+      time.sleep(0.05)
+    parent.terminate()
+    assert parent.wait(60) == 143
+  (line,) = jobs.json_lines(tmp_path / "out" / "commands.jsonl")
+  assert line["returncode"] == -signal.SIGTERM and not line["ended"]
+  with pytest.raises(ProcessLookupError):
+    os.kill(int(log.read_text()), 0)

@@ -17,6 +17,7 @@ paired by seed, ± its standard error, to DIR/results.md and a plot to DIR/resul
 
 import argparse
 import re
+import signal
 from pathlib import Path
 
 from electra_jax.commands import cli
@@ -87,6 +88,7 @@ def main(args: argparse.Namespace) -> None:
   for folder in (args.out, rows.parent):
     folder.mkdir(parents=True, exist_ok=True)
   if not args.report:
+    signal.signal(signal.SIGTERM, jobs.stop)
     runner.Runner(experiment, args.out, rows, console).run(only, args.at_once, args.part)
   found = jobs.Rows(rows).read()
   if not (lines := summary.report(experiment, found)):

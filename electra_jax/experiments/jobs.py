@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import NoReturn
 
 from electra_jax.config import registry
 from electra_jax.config.fields import load_config
@@ -29,6 +30,7 @@ from electra_jax.monitor.metrics import read_history
 from electra_jax.runtime.workdir import flock, replacing
 
 _RUNNING = collections.defaultdict(threading.Lock)  # by folder and job
+_PROGRAMS: set[subprocess.Popen] = set()
 
 
 def json_lines(path: Path) -> list[dict]:
@@ -115,10 +117,11 @@ def _run(out: Path, job: str, module: str, arguments: list[str], ended: Callable
   )
   start, code, complete = time.perf_counter(), None, False
   try:
-    with log.open("w") as file:
-      code = subprocess.run(
-        command, stdout=file, stderr=subprocess.STDOUT, env=environment
-      ).returncode
+    both = {"stderr": subprocess.STDOUT, "env": environment}
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, **both) as program:
+      _PROGRAMS.add(program)
+      code = program.wait()
+      _PROGRAMS.discard(program)
     complete = code == 0 and ended()
   finally:
     line = {"job": job, "arguments": arguments, "secs": time.perf_counter() - start}
@@ -127,6 +130,13 @@ def _run(out: Path, job: str, module: str, arguments: list[str], ended: Callable
     why = f"ended with {code}" if code else "was interrupted"
     raise SystemExit(f"{log.read_text()[-4000:]}\n{job} {why}; its output is in {log}")
   print(f"{job}: {line['secs']:.0f} s", flush=True)
+
+
+def stop(number: int, _frame: object) -> NoReturn:
+  """Handles a signal: the programs that are running save and end, and so does this one."""
+  for program in list(_PROGRAMS):
+    program.terminate()
+  raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager
