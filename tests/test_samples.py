@@ -216,8 +216,20 @@ def test_the_probabilities_are_those_of_the_encoder(mine):
       assert "kind" not in piece or max(own) == pytest.approx(piece["probability"], abs=1e-4)
 
 
-def test_a_damaged_file_of_samples_is_none(tmp_path):
-  samples.write(tmp_path, {"filled": {"right": 1}})
-  assert samples.read(tmp_path) == {"filled": {"right": 1}}
-  (tmp_path / samples.FILE).write_text("{")
-  assert samples.read(tmp_path) == samples.read(tmp_path / "none") == {}
+@pytest.mark.parametrize(
+  "text",
+  [
+    '{"filled": {"right"',
+    "[]",
+    '{"filled": 3}',
+    '{"mine": {}}',
+    '{"filled": {"right": 1, "count": 2}}',
+    '{"filled": {"right": 1, "count": 2, "sentences": [1]}}',
+    '{"filled": {"right": 1, "count": 2, "sentences": [{"text": "a", "word": "b"}]}}',
+    "[" * 100_000,
+  ],
+)
+def test_a_file_that_holds_no_samples_is_none(tmp_path, text):
+  assert samples.read(tmp_path) == {}
+  (tmp_path / samples.FILE).write_text(text)
+  assert samples.read(tmp_path) == {}

@@ -81,10 +81,37 @@ def write(folder: Path, found: dict) -> None:
 
 
 def read(folder: Path) -> dict:
-  """Returns the samples of a run; {} without any, or if they cannot be read."""
-  with contextlib.suppress(OSError, ValueError):
-    return json.loads((folder / FILE).read_text(encoding="utf-8"))
+  """Returns the samples of a run as `make`; {} without any, or if they are not of that form."""
+  wrong = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+  with contextlib.suppress(OSError, *wrong):
+    found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    return {name: _FORMS[name](part) for name, part in found.items()}
   return {}
+
+
+def _filled_form(part: dict) -> dict:
+  rows = [
+    {
+      "text": str(row["text"]),
+      "word": str(row["word"]),
+      "choices": [(str(word), float(p)) for word, p in row["choices"]],
+    }
+    for row in part["sentences"]
+  ]
+  return {"right": int(part["right"]), "count": int(part["count"]), "sentences": rows}
+
+
+def _detected_form(part: dict) -> dict:
+  marks = {"kind": str, "probability": float, "was": lambda was: was and str(was)}
+  rows = [
+    [{"text": str(x["text"])} | {k: f(x[k]) for k, f in marks.items() if "kind" in x} for x in row]
+    for row in part["sentences"]
+  ]
+  counts = {name: int(part[name]) for name in ("found", "count", "texts")}
+  return {**counts, "by_chance": float(part["by_chance"]), "sentences": rows}
+
+
+_FORMS = {"filled": _filled_form, "detected": _detected_form}
 
 
 def sentences(heldout: Shards, tokenizer: Tokenizer, longest: int = TOKENS) -> list[str]:
