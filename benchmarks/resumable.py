@@ -187,7 +187,7 @@ def run_script(main: Callable[[], int]) -> None:
   except KeyboardInterrupt:
     print("stopped; start it again to go on")
     sys.exit(STOPPED)
-  except OSError as error:  # the results folder is no longer writable
+  except OSError as error:  # a step could not write its results, for example on a full disk
     sys.exit(f"error: {error.strerror}: {error.filename or 'in the folder of --out'}")
 
 

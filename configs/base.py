@@ -148,7 +148,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   p.b1 = 0.9  # decay of the gradient's mean (Table 6); Muon's momentum is 0.95
   p.b2 = 0.999  # decay of the gradient's square (Table 6)
   p.eps = 1e-6  # added outside the root (Table 6)
-  p.clip_norm = 1.0  # maximum norm of the gradient of both networks (the original's code)
+  # Maximum gradient norm, over all trained weights, or per network with separate_optimizers
+  p.clip_norm = 1.0
   # ZeRO-1: shard the optimizer state over the devices. Communication and checkpoints do not change
   p.sharded = False
   # Optimize the two networks separately: each is clipped by its norm, and the next fields apply

@@ -64,7 +64,10 @@ def quoted(page: str, anchor: str) -> str:
 
 
 def copy_pages(repo: str) -> None:
-  """Copies the pages, and what they link to: pictures, pages, other files if there is no `repo`."""
+  """Copies the pages with the pages and pictures that they link to.
+
+  Links to other files lead to the repository; without `repo` these files are copied too.
+  """
 
   def lead(page: Path, link: re.Match) -> str:
     path, anchor = link[1], link[2] or ""

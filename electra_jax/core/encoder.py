@@ -119,9 +119,10 @@ class Block(nn.Module):
 def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Context) -> jax.Array:
   """Maps x [B, L, D] to [B, L, D] by N blocks.
 
-  An iteration of the loop has cfg.global_every layers, so that each place in it has one kind of
-  layer: choosing the kind at run time would store residuals of both kinds. Layers that do not fill
-  an iteration run before the loop, and so does the first one if its kind is unique.
+  Each iteration of the scan runs cfg.global_every layers, so that XLA knows at compile time whether
+  a layer's attention is global or local. A choice at run time would keep the activations of both
+  branches for the backward pass. The N % global_every remaining layers run before the scan; if N is
+  divisible and the first layer has no first norm, the first global_every layers do.
 
   Args:
     stacked: (params, dropout_seeds) of `Block`, each array [N, ...].

@@ -1,9 +1,10 @@
 """Reads batches from shards, in an order computed by tf.data.
 
-The example at a position is a pure function of (seed, epoch, position), so there is no shuffle
-buffer and no iterator state, and seeking to any step costs the same. Every epoch is a full shuffle,
-and the global batch does not depend on the number of hosts. TensorFlow is imported with the first
-training batch, without accelerators; if it is not installed, NumPy computes the same order.
+The example at a position is a pure function of (seed, epoch, position). The reader needs neither a
+shuffle buffer nor iterator state, and seeks to any step in constant time. Every epoch is a full
+shuffle, and the global batch does not depend on the number of hosts. TensorFlow is imported with
+the first training batch, without accelerators; if it is not installed, NumPy computes the same
+order.
 """
 
 import concurrent.futures
@@ -58,8 +59,8 @@ class Shards:
       verify: check the SHA-256 sum of every file, not only the sizes.
 
     Raises:
-      DataError: there is no finished build, a file is missing, damaged or differs from the
-        manifest, the vocabulary or the length differs, or the split is empty.
+      DataError: the folder has no finished build; a file is missing, damaged or not as in the
+        manifest; `seq_length` is not the shards' length; or the split has no examples.
       ValueError, OSError, ModuleNotFoundError: from `mirror.local`, for a URL.
     """
     folder = mirror.local(folder, splits=(split,))

@@ -65,7 +65,7 @@ class Status:
 
 
 def print_line(line: str) -> None:
-  """Prints a line, with the time if there is no terminal."""
+  """Prints a line, with the time unless stdout is a terminal."""
   if (console := log_console()).is_interactive:
     # Above a display, which belongs to another console.
     print(terminal.fill(line, console.width))

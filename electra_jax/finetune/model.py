@@ -93,7 +93,7 @@ def find(path: str | Path) -> Path:
   """Returns the folder of a fine-tuned network: `path`, or the only one below it.
 
   Raises:
-    ExchangeError: there is no network, or there are several.
+    ExchangeError: the folder has no network, or several.
   """
   path = hub.local(path)
   if (path / EXPORT_FILE).is_file():

@@ -86,7 +86,7 @@ def paired_bootstrap(
     metric: the metric to compare.
 
   Raises:
-    ValueError: there is no seed or no example, or the numbers of examples differ.
+    ValueError: a system has no seeds or no examples, or the numbers of examples differ.
   """
   systems = [[np.asarray(s) for s in scores] for scores in (scores_a, scores_b)]
   sizes = sorted({len(scores) for system in systems for scores in system})

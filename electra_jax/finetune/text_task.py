@@ -27,7 +27,7 @@ def doubled(examples: Sequence[Example]) -> list[Example]:
     TaskError: an example has no second text.
   """
   if any(example.pair is None for example in examples):
-    raise TaskError("examples with one text cannot be doubled: there is no pair to swap")
+    raise TaskError("examples with one text cannot be doubled: doubling swaps the texts of pairs")
   return [*examples, *(e._replace(text=e.pair, pair=e.text) for e in examples)]
 
 

@@ -36,7 +36,8 @@ def find(path: Path) -> Path | None:
   path, of which only the name is used, because the path may be wrong on another machine.
 
   Raises:
-    ExchangeError: the checkpoint in the note is missing, or there is no note and several of them.
+    ExchangeError: the checkpoint named in the note is missing, or a folder without a note holds
+      several checkpoints.
   """
   if not path.is_dir():
     prefix = path.with_name(_ENDING.sub("", path.name))
