@@ -133,7 +133,7 @@ def test_guessing_finds_the_expected_number():
   rng, hits, count = random.Random(0), 0, 4000
   for _ in range(count):
     hits += len(set(rng.sample(range(13), 2)) & set(rng.sample(range(13), 2)))
-  assert samples.number(13) == 2
+  assert samples.num_replaced(13) == 2
   assert hits / count == pytest.approx(4 / 13, abs=0.03)  # four standard deviations
 
 

@@ -194,7 +194,7 @@ def _detected(encoder: Any, texts: list[str]) -> dict:
   found, random = _pool(encoder, texts), np.random.default_rng(0)
   drawn, changed = [word for own in found for word, _ in own], []
   for text, own in zip(texts, found, strict=True):
-    chosen = random.choice(len(own), number(len(own)), replace=False)
+    chosen = random.choice(len(own), num_replaced(len(own)), replace=False)
     out, end, places = "", 0, []
     for i, (word, (start, stop, _)) in enumerate(own):
       others = [x for x in drawn if x != word] if i in chosen else [word]
@@ -208,13 +208,13 @@ def _detected(encoder: Any, texts: list[str]) -> dict:
     for (text, places), tokens in zip(changed, encoder.detect([x for x, _ in changed]), strict=True)
   ]
   kinds = collections.Counter(piece.get("kind") for row in rows for piece in row)
-  chance = sum(number(len(own)) ** 2 / len(own) for own in found)
+  chance = sum(num_replaced(len(own)) ** 2 / len(own) for own in found)
   counts = {"found": kinds[FOUND], "count": kinds[FOUND] + kinds[MISSED], "texts": len(rows)}
   rows.sort(key=lambda row: -max(piece.get("probability", 0.0) for piece in row))
   return {**counts, "by_chance": round(chance, 1), "sentences": rows[:SHOWN]}
 
 
-def number(count: int) -> int:
+def num_replaced(count: int) -> int:
   """Returns how many of a sentence's words are replaced, and how many are suspected."""
   return max(1, round(REPLACED_FRAC * count))
 
@@ -230,7 +230,7 @@ def pieces(
   """
   inside = ([x.replaced for x in tokens if a <= x.start and x.end <= b] for a, b, _ in places)
   levels, asked = [max(own, default=0.0) for own in inside], any(was for *_, was in places)
-  suspects = sorted(range(len(places)), key=lambda i: -levels[i])[: number(len(places))]
+  suspects = sorted(range(len(places)), key=lambda i: -levels[i])[: num_replaced(len(places))]
   cut, end = [], 0
   for i, (start, stop, was) in enumerate(places):
     kind = FOUND if was else FALSE if asked else SUSPECTED
