@@ -174,8 +174,15 @@ def test_texts_of_ones_own_are_filled_or_checked(tmp_path, capsys):
   assert all(line.strip() for line in printed.splitlines())
   with pytest.raises(cli.UsageError, match="--data cannot be combined"):
     cli.call("show", [model, "--data=x", "abc"])
-  with pytest.raises(cli.UsageError, match="is not a run of this machine: give --data"):
+  with pytest.raises(cli.UsageError, match="a TEXT is empty"):
+    cli.call("show", [model, "abc", " "])
+  with pytest.raises(ExchangeError, match="nowhere does not exist"):
     cli.call("show", ["--model=nowhere"])
+  with pytest.raises(cli.UsageError, match="--workdir=DIR must name a folder"):
+    cli.call("quickstart", ["--workdir="])
+  cli.call("export", [model, "--to=orbax", f"--out={tmp_path / 'export'}"])
+  with pytest.raises(cli.UsageError, match="is not a run of this machine: give --data"):
+    cli.call("show", [f"--model={tmp_path / 'export'}"])
 
 
 @pytest.fixture(scope="module")

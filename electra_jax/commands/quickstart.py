@@ -32,6 +32,8 @@ def add_options(p: cli.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
   """Builds, trains, shows and reports; returns the exit code of the training."""
+  if not args.workdir:
+    raise cli.UsageError("--workdir=DIR must name a folder")
   config, workdir, console = args.config, args.workdir, terminal.console()
   if "data.dir" not in args.config_fields and (args.config_file == CONFIG or not config.data.dir):
     config.data.dir = f"{workdir}/data"

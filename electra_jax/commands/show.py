@@ -46,6 +46,8 @@ def main(args: argparse.Namespace) -> None:
     raise cli.UsageError("--model=SOURCE is needed: a run, an export or a checkpoint")
   if args.texts and args.data:
     raise cli.UsageError("--data cannot be combined with TEXT")
+  if not all(text.strip() for text in args.texts):
+    raise cli.UsageError("a TEXT is empty")
   show(args.model, terminal.console(), args.texts, args.data)
 
 
@@ -57,11 +59,11 @@ def show(model: str, console: Console, texts: list[str] = (), data: str | None =
     from electra_jax.interop import sources
     from electra_jax.runtime.workdir import read_run_config
 
+  with doing("reading"):
+    opened = electra_jax.load(model)
   is_run = sources.is_run(model)
   if not (texts or data or is_run):
     raise cli.UsageError(f"{model} is not a run of this machine: give --data=SHARDS, or texts")
-  with doing("reading"):
-    opened = electra_jax.load(model)
   if texts:
     print_samples(samples.of_texts(opened, texts), console)
     return
