@@ -113,3 +113,14 @@ def test_the_quickstart_builds_trains_and_exports_by_the_installed_command(call,
   assert told == [("heldout", 0), ("train", 2), ("heldout", 2)]
   assert "exported to out" in call("export", "run", "out", "--to", "orbax")
   assert "Scores sentences" in call("score", "--help")
+
+
+def test_a_folder_of_the_packages_name_does_not_hide_it(tmp_path):
+  """A clone is such a folder, for scripts beside it."""
+  (tmp_path / "electra_jax").mkdir()
+  code = "import electra_jax; print(electra_jax.__version__)"
+  environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+  found = subprocess.run(
+    [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+  )
+  assert found.stdout == f"{__version__}\n", found.stderr
