@@ -69,7 +69,7 @@ def test_regression_targets_are_divided_by_the_scale():
 def test_doubling_appends_every_pair_in_the_other_order():
   pairs = [Example("a", "b", 1, 0), Example("c", "d", 0, 1)]
   assert glue.doubled(pairs) == [*pairs, Example("b", "a", 1, 0), Example("d", "c", 0, 1)]
-  with pytest.raises(TaskError, match="no pair to swap"):
+  with pytest.raises(TaskError, match="doubling swaps the texts of pairs"):
     glue.doubled([Example("a", None, 1, 0)])
 
 
