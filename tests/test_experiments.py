@@ -350,6 +350,30 @@ def test_an_arm_with_a_comma_in_its_name_can_be_chosen(tmp_path, monkeypatch):
     cli.call("experiment", ["mine.py", "--out=out", "--report", "--only=bert,electra"])
 
 
+@pytest.mark.parametrize(
+  ("old", "new", "message"),
+  [
+    ("detect=", 'pairs="absent.jsonl", detect=', r"absent\.jsonl: no such file"),
+    ("detect={data!r}", 'detect="absent"', "absent: no such file"),
+    ("detect=", 'probe=("absent.txt", "mine.py"), detect=', r"absent\.txt: no such file"),
+    (
+      "detect=",
+      'tasks={{"rte": ("finetune/glue:rte", {{"data.dir": "absent"}})}}, detect=',
+      "absent: no such file",
+    ),
+    ('"model.embedding_size": 16', '"model.embedding_size": 16, "model.norm": "absent"', "absent"),
+  ],
+)
+def test_what_is_missing_is_said_before_anything_is_trained(
+  old, new, message, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  Path("mine.py").write_text(TINY.replace(old, new).format(data="data"))
+  with pytest.raises(ValueError, match=message):
+    cli.call("experiment", ["mine.py", "--out=out"])
+  assert not list(Path("out").iterdir())
+
+
 def test_configurations_are_compared_at_the_first_ones_flops():
   fields = {"train.steps": 100}
   found = definition.of_configurations(["small", "bert:small"], "flops", fields, 2)

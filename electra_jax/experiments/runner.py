@@ -14,6 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from electra_jax.config.fields import load_config
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.cost import tables
 from electra_jax.experiments import jobs
@@ -49,8 +50,10 @@ class Runner:
         unfinished runs of the other parts. It waits for jobs that another process is running.
 
     Raises:
+      ValueError: an arm's configuration is invalid, or a file to measure with is missing.
       SystemExit: a program failed; the message ends with its last output.
     """
+    self._check(only)
     self._build(only)
 
     def mine_first(runs: list) -> list:
@@ -69,6 +72,21 @@ class Runner:
         places = mine_first(plan().places(at))
         jobs.finish([pool.submit(self._measured, place, budget) for place in places])
     return self.rows.read()
+
+  def _check(self, only: list[str]) -> None:
+    """Raises ValueError for what would otherwise fail after hours of training."""
+    e = self.experiment
+    configs = {name: e.configuration(name) for name in e.needed(only)}
+    for config in configs.values():
+      tables.step_costs(config)
+    shards = {config.data.dir for config in configs.values()}  # may be built later
+    files = [e.pairs and e.pairs.file, e.detect not in shards and e.detect, *(e.probe or ())]
+    for task in e.tasks.values():
+      data = load_config(task.config, task.fields).data
+      files += [data[name] for name in ("dir", "train", "dev", "test")]
+    for file in filter(None, files):
+      if not (is_remote(file) or file.startswith("tfds:") or Path(file).exists()):
+        raise ValueError(f"{file}: no such file or folder; the experiment measures with it")
 
   def _build(self, only: list[str]) -> None:
     """Builds the missing shards of the arms."""
