@@ -66,9 +66,9 @@ def build(o: argparse.Namespace) -> None:
   """Builds the shards with the intact and the broken vocabulary."""
   own = {k: v for k, v in o.fields.items() if k.startswith("data.")}
   jobs.build(o.out, o.out / "data", o.config, own)
-  words = (o.out / "data" / "vocab.txt").read_text().splitlines()
+  words = (o.out / "data" / "vocab.txt").read_text("utf-8").splitlines()
   lost = o.out / "lost.txt"
-  lost.write_text("".join(word.replace("##", "§§", 1) + "\n" for word in words))
+  lost.write_text("".join(word.replace("##", "§§", 1) + "\n" for word in words), "utf-8")
   jobs.build(o.out, o.out / "broken", o.config, own | {"data.vocab": lost})
 
 
@@ -96,7 +96,7 @@ def train(o: argparse.Namespace, config: ConfigDict, fault: str, seed: int, step
 
   if not done():
     output.parent.mkdir(exist_ok=True)
-    with output.open("a") as log:
+    with output.open("a", encoding="utf-8") as log:
       command = [sys.executable, "-c", code + PROGRAM, *arguments]
       process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
       try:
@@ -107,7 +107,7 @@ def train(o: argparse.Namespace, config: ConfigDict, fault: str, seed: int, step
           process.send_signal(signal.SIGTERM)
         process.wait()
   if not (lines := done()):
-    raise SystemExit(f"{output.read_text()[-3000:]}\n{name} ended early")
+    raise SystemExit(f"{output.read_text('utf-8')[-3000:]}\n{name} ended early")
   return {"lines": [line for line in lines if line["step"] <= steps]}
 
 
@@ -141,7 +141,7 @@ def main(
     key |= ({"config": config} if config != CONFIG else {}) | ({"fields": own} if own else {})
     run = (o, changed, fault, seed, last)
     found[fault, seed] = kept.once(key, lambda run=run: train(*run))["lines"]
-  manifest = json.loads((out / "data" / "manifest.json").read_text())
+  manifest = json.loads((out / "data" / "manifest.json").read_text("utf-8"))
   recipe = compare.recipe(flat | {"data.vocab_hash": manifest["vocab"]["hash"]})
   healthy = {seed: lines for (fault, seed), lines in found.items() if not fault}
 

@@ -110,9 +110,9 @@ def get_experiment(arg: str = "data") -> Experiment:
 def cut_chunking(folder: Path, count: int = CUT) -> None:
   """Takes `count` sentences for choices from chunking's training file, unless that is done."""
   if (folder / "train.txt").exists() and not (folder / "choices.txt").exists():
-    sentences = (folder / "train.txt").read_text().strip().split("\n\n")
+    sentences = (folder / "train.txt").read_text("utf-8").strip().split("\n\n")
     for name, part in (("fitting", sentences[:-count]), ("choices", sentences[-count:])):
-      (folder / f"{name}.txt").write_text("\n\n".join(part) + "\n")
+      (folder / f"{name}.txt").write_text("\n\n".join(part) + "\n", "utf-8")
 
 
 def scorers_of(config: Mapping) -> list[str]:
@@ -235,7 +235,7 @@ def main(rows: Path = ROWS, write: bool = False) -> None:
   text, best, fresh = report(rows)
   print(text, end="")
   if write:
-    PAGE.write_text(text)
+    PAGE.write_text(text, "utf-8")
     draw(best, fresh, PICTURE)
 
 

@@ -146,9 +146,9 @@ def measure(work: Work, o: Options, name: str) -> dict:
   try:
     work.program(name, [*command, f"--json={result}"], **environment)
   except StepError:
-    if not (result.exists() and json.loads(result.read_text()).get("wrong")):
+    if not (result.exists() and json.loads(result.read_text("utf-8")).get("wrong")):
       raise
-  found = json.loads(result.read_text())
+  found = json.loads(result.read_text("utf-8"))
   if script.against_torch and o.missing:
     found["could_not"].append(f"PyTorch's speed: {', '.join(o.missing)} not installed")
   return {k: v for k, v in found.items() if k not in ("machine", "command")}
@@ -175,7 +175,7 @@ def shards(work: Work, o: Options) -> dict:
   fields |= {"data.vocab": o.vocab} if o.vocab else {}
   fields |= {"data.dir": work.folder / "shards"}
   work.module("shards", "electra_jax.data.build", "configs/small.py", fields)
-  manifest = json.loads((work.folder / "shards" / "manifest.json").read_text())
+  manifest = json.loads((work.folder / "shards" / "manifest.json").read_text("utf-8"))
   return {
     "vocabulary": manifest["vocab"]["size"],
     **{
@@ -195,7 +195,7 @@ def pretraining(work: Work, o: Options) -> dict:
     work.write(plan, {"minutes": minutes})
   own = {"arm": "small", "seed": 0, "shards": str(work.folder / "shards"), "smoke": o.smoke}
   try:
-    return speedrun.train(work, Options(**own, **json.loads(plan.read_text())))
+    return speedrun.train(work, Options(**own, **json.loads(plan.read_text("utf-8"))))
   finally:
     curves = work.folder / "run" / "curves.png"
     if curves.exists():
@@ -266,7 +266,7 @@ def main(
     machine.save(str(RESULTS), content)
     if (work.folder / "curves.png").exists():
       shutil.copyfile(work.folder / "curves.png", RESULTS.with_suffix(".png"))
-    RESULTS.with_suffix(".md").write_text(report)
+    RESULTS.with_suffix(".md").write_text(report, "utf-8")
   return 1 if content["failed"] or content["wrong"] else exit_code(found)
 
 

@@ -34,7 +34,7 @@ def make_shards(folder: Path, count: int, length: int, vocab_size: int) -> pretr
     writer.append(records)
   pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
   pieces += [f"w{i}" for i in range(vocab_size - 5)]
-  (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+  (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
   vocab = tokenizer.load(folder / "vocab.txt").vocab
   split = {"examples": count, "shards": writer.finish(), "frequencies": []}
   manifest = {
@@ -46,7 +46,7 @@ def make_shards(folder: Path, count: int, length: int, vocab_size: int) -> pretr
     "sources": [],
     "build": {"vocab": "made up", "sources": "made up"},
   }
-  (folder / shards.MANIFEST).write_text(shards.dump(manifest))
+  (folder / shards.MANIFEST).write_text(shards.dump(manifest), "utf-8")
   return pretrain_batches.Shards.open(folder)
 
 

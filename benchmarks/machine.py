@@ -62,7 +62,7 @@ def devices() -> str:
 def _field(path: str, name: str) -> str | None:
   """Returns the first value of `name` in one of Linux's tables."""
   try:
-    with open(path) as file:
+    with open(path, encoding="utf-8") as file:
       lines = (line.partition(":") for line in file)
       return next((value.strip() for key, _, value in lines if key.strip() == name), None)
   except OSError:
@@ -124,7 +124,7 @@ def save(path: str | None, results: dict) -> None:
   command = " ".join(["python", os.path.relpath(sys.argv[0]), *map(_shown, sys.argv[1:])])
   content = {"command": command, "machine": describe(), **results}
   Path(path).parent.mkdir(parents=True, exist_ok=True)
-  Path(path).write_text(json.dumps(content, indent=1) + "\n")
+  Path(path).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 
 def _shown(argument: str) -> str:
@@ -156,14 +156,14 @@ def preflight(config: str, topology: str, fields: list[str] = ()) -> list[dict]:
     if done.returncode:
       printed = done.stderr.strip().splitlines() or ["preflight failed"]
       raise ValueError(([x for x in printed if x.startswith("error: ")] or printed)[-1])
-    return [json.loads(line) for line in lines.read_text().splitlines()]
+    return [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
 
 
 def write_between(file: Path, mark: str, text: str) -> None:
   """Puts lines of text between `<!-- mark -->` and `<!-- end -->` of a file."""
   start, end = f"<!-- {mark} -->", "<!-- end -->"
-  before, found, rest = file.read_text().partition(start)
+  before, found, rest = file.read_text("utf-8").partition(start)
   _, ends, after = rest.partition(end)
   if not found or not ends:
     raise SystemExit(f"error: {file.name} has no {start} ... {end}")
-  file.write_text(f"{before}{start}\n{text}{end}{after}")
+  file.write_text(f"{before}{start}\n{text}{end}{after}", "utf-8")

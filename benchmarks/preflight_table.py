@@ -108,7 +108,7 @@ def main(write: bool = False, minutes: float = math.inf, jobs: int = 1) -> None:
   --minutes  time after which no slice is started
   --jobs     slices at a time, one core each
   """
-  results = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else []
+  results = json.loads(RESULTS.read_text("utf-8"))["results"] if RESULTS.exists() else []
   known, end = {(x["config"], x["topology"]) for x in results}, time.monotonic() + 60 * minutes
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -128,7 +128,7 @@ def main(write: bool = False, minutes: float = math.inf, jobs: int = 1) -> None:
       machine.save(str(RESULTS), {"results": results})
   print(table := markdown(results))
   if write:
-    RESULTS.with_suffix(".md").write_text(f"{HEAD}\n\n{table}")
+    RESULTS.with_suffix(".md").write_text(f"{HEAD}\n\n{table}", "utf-8")
 
 
 if __name__ == "__main__":

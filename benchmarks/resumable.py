@@ -54,7 +54,7 @@ class Work:
   def record(self, name: str) -> dict:
     """Returns the record of a step, {} without one."""
     with contextlib.suppress(OSError, ValueError):
-      return json.loads(self.path(name).read_text())
+      return json.loads(self.path(name).read_text("utf-8"))
     return {}
 
   def check_settings(self, settings: dict) -> None:
@@ -66,7 +66,7 @@ class Work:
     path, settings = self.folder / "settings.json", json.loads(json.dumps(settings))
     try:
       self.folder.mkdir(parents=True, exist_ok=True)
-      known = json.loads(path.read_text()) if path.exists() else settings
+      known = json.loads(path.read_text("utf-8")) if path.exists() else settings
       self.write(path, known)
     except (OSError, ValueError) as error:
       reason = getattr(error, "strerror", None) or error
@@ -81,7 +81,7 @@ class Work:
   def write(self, path: Path, content: dict) -> None:
     """Writes JSON to a file in the folder, atomically."""
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(content, indent=1) + "\n")
+    draft.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     os.replace(draft, path)
 
   def program(
@@ -98,7 +98,7 @@ class Work:
     """
     log = self.folder / "logs" / f"{name.replace(' ', '-')}.log"
     log.parent.mkdir(exist_ok=True)
-    with log.open("a+") as file:
+    with log.open("a+", encoding="utf-8") as file:
       begin = file.tell()
       process = subprocess.Popen(
         command,
@@ -175,7 +175,7 @@ def say(text: str) -> None:
 
 def json_lines(path: Path) -> list[dict]:
   """Returns the objects of a file of JSON lines, [] without one, except truncated lines."""
-  texts = path.read_text().splitlines(keepends=True) if path.exists() else []
+  texts = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
   return [json.loads(text) for text in texts if text.endswith("\n")]
 
 

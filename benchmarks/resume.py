@@ -41,14 +41,14 @@ def start(folder: Path, workdir: Path, steps: int, fields: dict, flags: str) -> 
     "JAX_COMPILATION_CACHE_DIR": str(folder.absolute() / "compiled"),
     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
   }
-  with workdir.with_suffix(".log").open("a") as log:
+  with workdir.with_suffix(".log").open("a", encoding="utf-8") as log:
     return subprocess.Popen(command, cwd=machine.ROOT, stdout=log, stderr=log, env=environment)
 
 
 def finish(process: subprocess.Popen, workdir: Path) -> None:
   """Waits for a run's end; raises SystemExit if it failed."""
   if code := process.wait():
-    lines = workdir.with_suffix(".log").read_text().strip().splitlines()
+    lines = workdir.with_suffix(".log").read_text("utf-8").strip().splitlines()
     raise SystemExit(f"error: training ended with {code}: {(lines or ['no output'])[-1]}")
 
 

@@ -46,7 +46,7 @@ def start(arguments: list[str], workdir: Path) -> dict[str, float]:
   """Starts a run, kills it after step 2, and returns the seconds to each stage."""
   log = workdir.with_suffix(".log")
   history, stages = workdir / "metrics.jsonl", {}
-  with log.open("w") as out:
+  with log.open("w", encoding="utf-8") as out:
     began = time.monotonic()
     process = subprocess.Popen(
       [*arguments, f"--workdir={workdir}"], cwd=machine.ROOT, stdout=out, stderr=out
@@ -54,9 +54,9 @@ def start(arguments: list[str], workdir: Path) -> dict[str, float]:
     inode = harness.inode(history)
     while "step 2" not in stages:
       time.sleep(0.01)
-      text = history.read_text() if harness.inode(history) not in (inode, None) else ""
+      text = history.read_text("utf-8") if harness.inode(history) not in (inode, None) else ""
       reached = {
-        "described": "changed from base" in log.read_text(),
+        "described": "changed from base" in log.read_text("utf-8"),
         "evaluated": '"step": 0,' in text,
         "step 1": '"step": 1,' in text,
         "step 2": '"step": 2,' in text,
@@ -65,7 +65,7 @@ def start(arguments: list[str], workdir: Path) -> dict[str, float]:
         if is_reached:
           stages.setdefault(stage, round(time.monotonic() - began, 2))
       if process.poll() is not None:
-        raise SystemExit(log.read_text()[-3000:])
+        raise SystemExit(log.read_text("utf-8")[-3000:])
     process.kill()
     process.wait()
   return stages

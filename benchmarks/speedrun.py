@@ -145,7 +145,7 @@ def shards(work: Work, o: Options) -> Path:
 
 
 def read_manifest(work: Work, o: Options) -> dict:
-  return json.loads((shards(work, o) / "manifest.json").read_text())
+  return json.loads((shards(work, o) / "manifest.json").read_text("utf-8"))
 
 
 def train(work: Work, o: Options) -> dict:
@@ -247,7 +247,7 @@ def pairs(work: Work, o: Options) -> dict:
   shutil.rmtree(out, ignore_errors=True)
   command = [sys.executable, "-m", "electra_jax.evaluate", "pairs", f"--model={source(work, o)}"]
   work.program("pairs", [*command, f"--data={o.pairs}", f"--out={out}"])
-  found = json.loads((out / "pairs.json").read_text())
+  found = json.loads((out / "pairs.json").read_text("utf-8"))
   return {"pairs": {k: found[k] for k in ("scorer", "all")}}
 
 
@@ -297,9 +297,9 @@ def check_cache(folder: Path, device: str) -> str:
   """Describes the compiled programs, and records their JAX version and device."""
   mine = f"jax {importlib.metadata.version('jax')} on {device}"
   note = folder / "made_for.txt"
-  known = note.read_text(errors="replace").strip() if note.exists() else mine
+  known = note.read_text(errors="replace", encoding="utf-8").strip() if note.exists() else mine
   folder.mkdir(parents=True, exist_ok=True)
-  note.write_text(f"{mine}\n")
+  note.write_text(f"{mine}\n", "utf-8")
   if known == mine:
     return f"{folder.name}: {len(list(folder.iterdir())) - 1} programs are compiled"
   return f"{folder.name} was made for {known!r}: for {mine!r} everything compiles anew"
@@ -307,7 +307,7 @@ def check_cache(folder: Path, device: str) -> str:
 
 def write_smoke_files(folder: Path) -> dict[str, str]:
   """Writes tiny tasks in the formats of the real ones: whether the words of a line are in order."""
-  rng, text = random.Random(0), (ROOT / "docs" / "run.md").read_text()
+  rng, text = random.Random(0), (ROOT / "docs" / "run.md").read_text("utf-8")
   lines = [words for line in text.splitlines() if 5 < len(words := line.split()) < 40]
   (folder / "glue" / "CoLA").mkdir(parents=True, exist_ok=True)
   (folder / "chunk").mkdir(exist_ok=True)
@@ -318,9 +318,9 @@ def write_smoke_files(folder: Path) -> dict[str, str]:
       rows.append(f"docs\t{i % 2}\t\t{' '.join(words if i % 2 else mixed)}\n")
       columns.append("".join(f"{word} {'BI'[j > 0]}-NP\n" for j, word in enumerate(words)) + "\n")
       pairs.append({"sentence_good": " ".join(words), "sentence_bad": " ".join(mixed)})
-    (folder / "glue" / "CoLA" / f"{splits[0]}.tsv").write_text("".join(rows))
-    (folder / "chunk" / f"{splits[1]}.txt").write_text("".join(columns))
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(x) + "\n" for x in pairs))
+    (folder / "glue" / "CoLA" / f"{splits[0]}.tsv").write_text("".join(rows), "utf-8")
+    (folder / "chunk" / f"{splits[1]}.txt").write_text("".join(columns), "utf-8")
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(x) + "\n" for x in pairs), "utf-8")
   return {name: str(folder / name) for name in ("glue", "chunk")} | {
     "pairs": str(folder / "pairs.jsonl")
   }

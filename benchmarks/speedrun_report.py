@@ -27,7 +27,7 @@ def keep(path: Path, row: dict) -> None:
   """Adds a row to a file, in place of an earlier one of the same run."""
   rows = [x for x in json_lines(path) if any(x.get(k) != row.get(k) for k in KEY)]
   draft = path.with_suffix(".tmp")
-  draft.write_text("".join(json.dumps(x) + "\n" for x in [*rows, row]))
+  draft.write_text("".join(json.dumps(x) + "\n" for x in [*rows, row]), "utf-8")
   os.replace(draft, path)
 
 

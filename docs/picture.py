@@ -24,7 +24,7 @@ CURVES = (  # metric, factor, title, baseline, its label
 
 def main() -> None:
   """Runs from the command line."""
-  runs = [run for run in json.loads(BANDS.read_text())["judged"] if not run["fault"]]
+  runs = [run for run in json.loads(BANDS.read_text("utf-8"))["judged"] if not run["fault"]]
   heldout = [[line for line in run["lines"] if line["split"] == "heldout"] for run in runs]
   steps = [line["step"] for line in heldout[0]]
   figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")

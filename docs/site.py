@@ -86,7 +86,7 @@ def copy_pages(repo: str) -> None:
       return f"{repo}/blob/HEAD/{place}{anchor}"
     elif file.suffix == ".md":
       shutil.copyfile(file, target.with_suffix(".txt"))
-      return path.removesuffix(".md") + ".txt" + quoted(file.read_text(), anchor)
+      return path.removesuffix(".md") + ".txt" + quoted(file.read_text("utf-8"), anchor)
     else:
       shutil.copyfile(file, target)
     return link[0]
@@ -95,16 +95,16 @@ def copy_pages(repo: str) -> None:
   for page in pages:  # which grows
     target = (SOURCE / page.relative_to(ROOT)).with_suffix(".md")
     if not target.exists():
-      text = from_notebook(page) if page.suffix == ".ipynb" else page.read_text()
+      text = from_notebook(page) if page.suffix == ".ipynb" else page.read_text("utf-8")
       text = home(text) if page == ROOT / "README.md" else text
       text = PICTURE.sub(r"[\g<0>](\1)", text)  # leads to its full size
       target.parent.mkdir(parents=True, exist_ok=True)
-      target.write_text(LINK.sub(lambda link, page=page: lead(page, link), text))
+      target.write_text(LINK.sub(lambda link, page=page: lead(page, link), text), "utf-8")
 
 
 def from_notebook(path: Path) -> str:
   """Returns the cells of a notebook as a page, with a link to the notebook."""
-  cells = json.loads(path.read_text())["cells"]
+  cells = json.loads(path.read_text("utf-8"))["cells"]
   texts = [(cell["cell_type"] == "code", "".join(cell["source"])) for cell in cells]
   blocks = [f"```python\n{text}\n```" if code else text for code, text in texts]
   return "\n\n".join([*blocks, f"[The notebook]({path.name})"])
@@ -123,7 +123,7 @@ def home(readme: str) -> str:
 
 
 def has_code(path: Path) -> bool:
-  return re.search(r"^(def|class) ", path.read_text(), re.MULTILINE) is not None
+  return re.search(r"^(def|class) ", path.read_text("utf-8"), re.MULTILINE) is not None
 
 
 def write_api() -> list[dict]:
@@ -138,7 +138,7 @@ def write_api() -> list[dict]:
       f'## `{name}` {{ data-toc-label="{name.split(".")[-1]}" }}\n\n::: {name}\n' for name in names
     )
     head = "---\nsearch: {boost: 0.001}\n---\n"  # guides are found first
-    (SOURCE / "api" / f"{page}.md").write_text(f"{head}# electra_jax.{page}\n\n{blocks}")
+    (SOURCE / "api" / f"{page}.md").write_text(f"{head}# electra_jax.{page}\n\n{blocks}", "utf-8")
   return [{page: f"api/{page}.md"} for page in pages]
 
 
@@ -224,7 +224,7 @@ def main() -> None:
   # GitHub's anchors, which the links are written for.
   slugify = "!!python/object/apply:pymdownx.slugs.slugify {kwds: {case: lower}}"
   path = ROOT / "build" / "mkdocs.yml"
-  path.write_text(text.replace("'@slugify'", slugify))
+  path.write_text(text.replace("'@slugify'", slugify), "utf-8")
   command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", path]
   # Material's notice of MkDocs 2, which is not used.
   done = subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})

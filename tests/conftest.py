@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items):
 def needs_only_core(path: Path) -> bool:
   """Whether a file of tests imports `core` and, of the rest, `runtime.parallel` at most."""
   names = set()
-  for node in ast.walk(ast.parse(path.read_text())):
+  for node in ast.walk(ast.parse(path.read_text("utf-8"))):
     if isinstance(node, ast.Import):
       names |= {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom) and node.module:

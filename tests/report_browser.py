@@ -55,7 +55,7 @@ def make_runs(folder: Path) -> list[Path]:
     runs.append(folder / name)
   text = f"optimizer.generator_learning_rate={'0123456789' * 9}"
   warning = {"time": 0.0, "event": "warning", "text": text}
-  with open(runs[1] / "journal.jsonl", "a") as file:
+  with open(runs[1] / "journal.jsonl", "a", encoding="utf-8") as file:
     file.write(json.dumps(warning) + "\n")
   lines = [line | {"mlm_loss": line["mlm_loss"] + 0.25} for line in read(runs[1])]
   (runs[1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -165,7 +165,7 @@ def finish(job: str, log: Path) -> None:
   # A job of two processes takes 80 s alone on two cores, and over 300 s beside other tests.
   wait_for(f"the end of job {job}", lambda: states(job) and states(job) <= ENDED, 1200)
   if states(job) != {"COMPLETED"}:
-    raise SystemExit(f"{log.read_text()[-3000:]}\njob {job}: {', '.join(states(job))}")
+    raise SystemExit(f"{log.read_text('utf-8')[-3000:]}\njob {job}: {', '.join(states(job))}")
 
 
 def interrupt(job: str, workdir: Path, after: int, *command: str) -> int:

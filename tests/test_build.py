@@ -177,7 +177,7 @@ def test_large_vocabularies_take_four_bytes_a_token(tmp_path):
 
 def test_a_trained_vocabulary_never_saw_the_held_out_documents(tmp_path, monkeypatch):
   make_config(tmp_path)
-  with open(tmp_path / "text.txt", "a") as file:
+  with open(tmp_path / "text.txt", "a", encoding="utf-8") as file:
     for i in range(200):
       file.write(f"\n\nonly {'zyx' * 3} number {i}")
   seen, original = [], build.vocabulary.train

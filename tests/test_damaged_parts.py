@@ -127,7 +127,7 @@ def test_another_number_of_parts_of_a_finished_build_is_refused(tmp_path):
 
 def rewrite(path: Path) -> None:
   """Replaces a file by another text of the same length."""
-  path.write_text(path.read_text().translate({ord("a"): "b", ord("b"): "a"}))
+  path.write_text(path.read_text("utf-8").translate({ord("a"): "b", ord("b"): "a"}), "utf-8")
 
 
 def test_a_file_rewritten_at_equal_length_is_not_mixed_into_a_build(tmp_path):

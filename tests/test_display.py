@@ -100,7 +100,7 @@ def test_a_file_gets_no_live_display_also_where_colors_are_forced(monkeypatch):
 
 def test_a_log_that_cannot_be_written_is_left_out(monkeypatch):
   monkeypatch.setattr(terminal.StampedLines, "failed", False)
-  with open("/dev/full", "w") as full:
+  with open("/dev/full", "w", encoding="utf-8") as full:
     monkeypatch.setattr(terminal.sys, "stdout", full)
     with Display(terminal.log_console(), Activity) as shown:
       shown.begin(0, 100)

@@ -51,7 +51,7 @@ def earlier(request, tmp_path, monkeypatch) -> Path:
 
 
 def lines(path: Path) -> list[dict]:
-  return [json.loads(line) for line in path.read_text().splitlines()]
+  return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def config_of(run: Path):

@@ -255,7 +255,7 @@ def test_a_file_of_pairs_is_read_compressed_or_plain(tmp_path, files):
   assert pairs.read(tmp_path / "p.jsonl.gz") == pairs.read(path) == found
   rows = [json.loads(line) for line in path.read_text().splitlines()]
   columns = list(rows[0])
-  with open(tmp_path / "p.csv", "w", newline="") as file:
+  with open(tmp_path / "p.csv", "w", newline="", encoding="utf-8") as file:
     csv.writer(file).writerows([columns, *([row.get(c) for c in columns] for row in rows)])
   assert pairs.read(tmp_path / "p.csv") == found
   assert [p.good for p in subset(found, 2)] == [found[0].good, found[11].good]

@@ -53,7 +53,7 @@ def test_arms_are_trained_with_the_rate_that_was_best_and_only_once(
 ):
   monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
   monkeypatch.chdir(tmp_path)
-  Path("mine.py").write_text(TINY.format(data=str(tiny_shards)))
+  Path("mine.py").write_text(TINY.format(data=str(tiny_shards)), "utf-8")
   cli.call("experiment", ["mine.py", "--out=out", "--only=bert", "--at-once=2"])
   rows = jobs.json_lines(Path("out/rows.jsonl"))
   searched = {row["rate"]: row.get("mlm_loss") for row in rows if "search" in row}
@@ -72,17 +72,19 @@ def test_arms_are_trained_with_the_rate_that_was_best_and_only_once(
   configs = map(experiment.configuration, ("bert", "electra"))
   costs = [step_flops(spec_without_data(config), 16, 16) for config in configs]
   assert electra["flops"] == pytest.approx(4 * sum(costs))
-  started = json.loads(Path("out/runs/electra-8-0.01-0/config.json").read_text())["init_from"]
+  started = json.loads(Path("out/runs/electra-8-0.01-0/config.json").read_text("utf-8"))[
+    "init_from"
+  ]
   assert started == "out/runs/bert-4-0.01-0"
   # Nothing is left: no program is started.
-  commands = Path("out/commands.jsonl").read_text()
+  commands = Path("out/commands.jsonl").read_text("utf-8")
   capsys.readouterr()
   cli.call("experiment", ["mine.py", "--out=out", "--part=1/2"])
-  assert Path("out/commands.jsonl").read_text() == commands
+  assert Path("out/commands.jsonl").read_text("utf-8") == commands
   assert capsys.readouterr().out.startswith("## 8 steps\n\n| arm | rate | steps | seeds | mlm_loss")
   assert Path("out/results.png").stat().st_size > 10_000
   cli.call("experiment", ["mine.py", "--out=out", "--report"])
-  assert Path("out/results.md").read_text().count("| bert | 0.01 | 8 | 1 |") == 1
+  assert Path("out/results.md").read_text("utf-8").count("| bert | 0.01 | 8 | 1 |") == 1
 
 
 WORDS = ["a", "ab", "abc", "cab", "bad", "dab", "cad", "bead"]
@@ -119,16 +121,16 @@ def test_networks_are_measured_and_a_row_needs_no_folder(tiny_shards, tmp_path, 
   monkeypatch.chdir(tmp_path)
   rng = random.Random(0)
   fields = TINY[TINY.index("FIELDS") : TINY.index("def get")].format(data=str(tiny_shards)).strip()
-  Path("mine.py").write_text(MEASURED.format(fields=fields))
+  Path("mine.py").write_text(MEASURED.format(fields=fields), "utf-8")
   for split in ("train", "dev", "test"):
     tagged = ("\n".join(f"{w} X B-{w[0]}" for w in rng.choices(WORDS, k=5)) for _ in range(24))
-    Path(f"{split}.txt").write_text("\n\n".join(tagged) + "\n")
+    Path(f"{split}.txt").write_text("\n\n".join(tagged) + "\n", "utf-8")
   sentences = [[" ".join(rng.choices(WORDS, k=4)) for _ in range(2)] for _ in range(60)]
   pairs = (
     {"sentence_good": a, "sentence_bad": b, "UID": f"p{i % 5}"}
     for i, (a, b) in enumerate(sentences)
   )
-  Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+  Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), "utf-8")
   cli.call("experiment", ["mine.py", "--out=out", "--rows=rows.jsonl", "--at-once=2"])
   rows = jobs.json_lines(Path("rows.jsonl"))
   keys = [(row["arm"], row["budget"], row.get("rate")) for row in rows]
@@ -144,14 +146,16 @@ def test_networks_are_measured_and_a_row_needs_no_folder(tiny_shards, tmp_path, 
     assert row["arm"] == "fresh" or {"pairs_mlm_choices", "pairs_mlm_unmasked"} <= row.keys()
   assert all(len(row["chunk"]) == len(row["chunk_choices"]) == 2 for row in rows if "chunk" in row)
   # By hand: every third of the paradigms, and the others.
-  found = json.loads(Path("out/pairs/bert-8-0.01-0-mlm/pairs.json").read_text())["paradigms"]
+  found = json.loads(Path("out/pairs/bert-8-0.01-0-mlm/pairs.json").read_text("utf-8"))["paradigms"]
   count = np.array([x["pairs"] for x in found.values()])
   right = count * [x["accuracy"] for x in found.values()]
   (row,) = (row for row in searched if row["rate"] == 1e-2)
   for name, at in (("pairs_mlm_choices", [0, 3]), ("pairs_mlm", [1, 2, 4])):
     assert row[name] == pytest.approx(100 * right[at].sum() / count[at].sum())
   # Another machine has the rows, without what is missing, and no folder.
-  Path("rows.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows if x["arm"] != "fresh"))
+  Path("rows.jsonl").write_text(
+    "".join(json.dumps(x) + "\n" for x in rows if x["arm"] != "fresh"), "utf-8"
+  )
   shutil.rmtree("out")
   cli.call("experiment", ["mine.py", "--out=out", "--rows=rows.jsonl"])
   started = [x["job"] for x in jobs.json_lines(Path("out/commands.jsonl"))]
@@ -342,7 +346,7 @@ def test_a_definition_file_that_cannot_be_read_is_named(tmp_path, text, message)
 def test_an_arm_with_a_comma_in_its_name_can_be_chosen(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   text = TINY.format(data="data").replace('"electra": Arm', '"tuned, electra": Arm')
-  Path("mine.py").write_text(text)
+  Path("mine.py").write_text(text, "utf-8")
   only = ["--only=tuned, electra", "--only=bert"]
   with pytest.raises(ValueError, match="has no results for these arms"):
     cli.call("experiment", ["mine.py", "--out=out", "--report", *only])

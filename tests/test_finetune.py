@@ -267,7 +267,7 @@ def test_predicting_a_file_writes_its_rows_in_order(cola, tmp_path):
 def test_predictions_carry_the_columns_that_are_asked_for(cola, tmp_path):
   asked = model.load(cola[1] / "cola" / "model")
   texts = ['w0 "w9"', "w1\tw9", "w2\rw9"]
-  with open(tmp_path / "in.tsv", "w", newline="") as file:
+  with open(tmp_path / "in.tsv", "w", newline="", encoding="utf-8") as file:
     writer = csv.writer(file, delimiter="\t", lineterminator="\r\n")
     writer.writerows([("id", "sentence"), *zip(("a-7", "b", "c"), texts, strict=True)])
   rows = ({"sentence": text, "id": i + 7, "x": "\ud800"} for i, text in enumerate(texts))
@@ -278,7 +278,7 @@ def test_predictions_carry_the_columns_that_are_asked_for(cola, tmp_path):
     out = tmp_path / f"out.{kind}"
     asked.predict_file(tmp_path / f"in.{kind}", out, columns=("sentence", "id"))
     if kind == "tsv":
-      with open(out, newline="") as file:
+      with open(out, newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file, delimiter="\t"))
     else:
       found = [json.loads(line) for line in out.read_text().splitlines()]
@@ -323,7 +323,7 @@ def write_conll(path: Path, n: int) -> None:
     for word in sentence(RNG.randint(3, 12)):
       lines.append(f"{word} X {'B-A' if word in WORDS[2:12] else 'O'}")
     lines.append("")
-  path.write_text("\n".join(lines) + "\n")
+  path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 @pytest.mark.long
@@ -360,7 +360,9 @@ def squad_file(path: Path, n: int) -> None:
     answers = [{"text": words[place], "answer_start": start}]
     qa = {"id": str(i), "question": "w0 ?", "answers": answers}
     paragraphs.append({"context": " ".join(words), "qas": [qa]})
-  path.write_text(json.dumps({"version": "1.1", "data": [{"title": "", "paragraphs": paragraphs}]}))
+  path.write_text(
+    json.dumps({"version": "1.1", "data": [{"title": "", "paragraphs": paragraphs}]}), "utf-8"
+  )
 
 
 @pytest.mark.long

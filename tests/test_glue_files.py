@@ -119,7 +119,7 @@ TEXTS = ["tab\there", 'a "b" c', '"', "two\nlines", '"whole"', "", "it's plain",
 @pytest.mark.parametrize("columns", [["id", "body"], ["body", "id"], ["body"]])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_file_with_csv_quotes_is_read_as_what_was_written(tmp_path, quoting, columns, end):
-  with open(tmp_path / "new.tsv", "w", newline="") as file:
+  with open(tmp_path / "new.tsv", "w", newline="", encoding="utf-8") as file:
     writer = csv.writer(file, delimiter="\t", quoting=quoting, lineterminator=end)
     writer.writerow(columns)
     writer.writerows([{"id": i, "body": text}[c] for c in columns] for i, text in enumerate(TEXTS))

@@ -60,7 +60,7 @@ def same(a, b) -> bool:
 def write_vocab(path: Path, size: int = 45) -> tokenizer.Tokenizer:
   path.parent.mkdir(parents=True, exist_ok=True)
   pieces = [*SPECIAL, *WORDS45, *(f"x{i}" for i in range(size))][:size]
-  path.write_text("".join(f"{x}\n" for x in pieces))
+  path.write_text("".join(f"{x}\n" for x in pieces), "utf-8")
   return tokenizer.load(path)
 
 

@@ -25,7 +25,7 @@ def launch(tmp_path):
 
 def write_program(path: Path, body: str) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+  path.write_text(f"#!/usr/bin/env bash\n{body}\n", "utf-8")
   path.chmod(0o755)
 
 

@@ -144,7 +144,7 @@ def test_only_new_names_of_known_kinds_and_types_are_registered():
 def test_the_programs_of_an_experiment_know_the_entries(module, tmp_path):
   registry.import_module(module)
   code = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)[2]
-  Path("shuffled.py").write_text(code)
+  Path("shuffled.py").write_text(code, "utf-8")
   assert code.startswith('"""shuffled.py')
   jobs.run(tmp_path, "flops/x", "electra_jax.flops", ["--config=shuffled.py"], lambda: True)
   (line,) = jobs.json_lines(tmp_path / "commands.jsonl")

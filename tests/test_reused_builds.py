@@ -95,7 +95,7 @@ def test_a_build_of_version_0_1_is_reused_and_its_accents_are_known(tmp_path, ca
 def test_a_build_of_files_that_have_changed_is_not_reused(tmp_path, changed):
   config = make_config(tmp_path)
   build.build(config)
-  with open(tmp_path / changed, "a") as file:
+  with open(tmp_path / changed, "a", encoding="utf-8") as file:
     file.write("x\n")
   with pytest.raises(DataError, match=changed):
     build.build(config)

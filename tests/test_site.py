@@ -50,7 +50,7 @@ def project(tmp_path, monkeypatch):
 
 
 def links(page: Path) -> list[str]:
-  return re.findall(r"\]\(([^)]+)\)", page.read_text())
+  return re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8"))
 
 
 def copies(project: Path) -> set[str]:

@@ -110,7 +110,7 @@ def test_other_sentencepiece_models_are_exact_or_copied(
   import sentencepiece
 
   monkeypatch.chdir(tmp_path)
-  Path("table.tsv").write_text("61\t62\n")  # a becomes b
+  Path("table.tsv").write_text("61\t62\n", "utf-8")  # a becomes b
   options = {
     "vocab_size": 80, "model_type": "unigram", "control_symbols": ["<mask>"], "pad_id": 0,
     "unk_id": 1, "bos_id": 2, "eos_id": 3, "minloglevel": 2,

@@ -326,7 +326,7 @@ def test_another_vocabulary_in_the_folder_is_refused(vocab_file, tmp_path):
   (tmp_path / "copy").mkdir()
   own.save(tmp_path / "copy")
   assert tokenizer.load_from(tmp_path / "copy", own.vocab).vocab == own.vocab
-  with open(tmp_path / "copy" / "vocab.txt", "a") as file:
+  with open(tmp_path / "copy" / "vocab.txt", "a", encoding="utf-8") as file:
     file.write("more\n")
   with pytest.raises(VocabError, match=f"{own.vocab.size + 1} entries.*{own.vocab.size} entries"):
     tokenizer.load_from(tmp_path / "copy", own.vocab)

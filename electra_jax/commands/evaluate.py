@@ -104,7 +104,7 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
       "paradigms": {name: a._asdict() for name, a in paradigms.items()},
     }  # fmt: skip
     with new_folder(args.out) as folder:
-      (folder / "pairs.json").write_text(json.dumps(content, indent=1) + "\n")
+      (folder / "pairs.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
       pairs.draw(folder / "pairs.png", f"{args.model}: {title}", found.pairs, found.right)
     console.print(f"written: {args.out / 'pairs.json'}, {args.out / 'pairs.png'}")
 
@@ -138,4 +138,4 @@ def write(out: Path | None, content: dict) -> None:
 
   if out:
     with replacing(out) as temporary:
-      temporary.write_text(json.dumps(content) + "\n")
+      temporary.write_text(json.dumps(content) + "\n", "utf-8")

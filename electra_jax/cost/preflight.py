@@ -397,4 +397,6 @@ def run(config: ConfigDict, topologies: list[str], json_path: str | None, consol
     console.print(verdict(several))
   if json_path:
     known = ({k: _known(x) for k, x in dataclasses.asdict(f).items()} for f in costs)
-    Path(json_path).write_text("".join(json.dumps(f, allow_nan=False) + "\n" for f in known))
+    Path(json_path).write_text(
+      "".join(json.dumps(f, allow_nan=False) + "\n" for f in known), "utf-8"
+    )

@@ -70,7 +70,7 @@ def local(
   folder.mkdir(parents=True, exist_ok=True)
   files = files_of(shards.parse_manifest(content, f"{url}/{MANIFEST}"), splits)
   if not _is_whole(folder, splits):
-    with (folder / LOCK_FILE).open("w") as lock:
+    with (folder / LOCK_FILE).open("wb") as lock:
       _wait_for(lock, f"another process of this host that copies {url}")
       if missing := _missing(folder, files):  # the other process may have copied them
         _copy(url, folder, missing)

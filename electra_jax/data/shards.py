@@ -110,7 +110,7 @@ def locked(path: Path, shared: bool = False, wait: bool = False) -> Iterator[Non
   If another process holds the lock (unless both are `shared`), waits or raises DataError.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
-  with open(path, "w") as lock:
+  with open(path, "wb") as lock:
     try:
       flock(lock, shared, wait)
     except BlockingIOError:

@@ -36,7 +36,7 @@ _PROGRAMS: set[subprocess.Popen] = set()
 def json_lines(path: Path) -> list[dict]:
   """Returns the JSON objects of a file, without truncated lines."""
   found = []
-  for line in path.read_text().splitlines() if path.exists() else ():
+  for line in path.read_text("utf-8").splitlines() if path.exists() else ():
     with contextlib.suppress(ValueError):
       found.append(json.loads(line))
   return found
@@ -44,7 +44,7 @@ def json_lines(path: Path) -> list[dict]:
 
 def append(path: Path, row: dict) -> None:
   """Adds a JSON object to a file, on a new line even after a truncated one."""
-  with path.open("a+") as file:
+  with path.open("a+", encoding="utf-8") as file:
     file.seek(0)
     cut_off = file.read()[-1:] not in ("", "\n")
     file.write("\n" * cut_off + json.dumps(row) + "\n")
@@ -69,7 +69,7 @@ class Rows:
     if row := self.find(key):
       return row
     row = key | measure()
-    with self._lock, self._path.with_suffix(".lock").open("w") as lock:
+    with self._lock, self._path.with_suffix(".lock").open("wb") as lock:
       flock(lock, wait=True)
       if other := self.find(key):  # added by another process
         return other
@@ -98,7 +98,7 @@ def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[
   """
   lock = out / "locks" / f"{job.replace('/', '-')}.lock"
   lock.parent.mkdir(parents=True, exist_ok=True)
-  with _RUNNING[out, job], lock.open("w") as file:
+  with _RUNNING[out, job], lock.open("wb") as file:
     flock(file, wait=True)
     if not (has_ended(out, job, arguments) and ended()):
       _run(out, job, module, arguments, ended)
@@ -118,7 +118,7 @@ def _run(out: Path, job: str, module: str, arguments: list[str], ended: Callable
   start, code, complete = time.perf_counter(), None, False
   try:
     both = {"stderr": subprocess.STDOUT, "env": environment}
-    with log.open("w") as file, subprocess.Popen(command, stdout=file, **both) as program:
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, **both) as program:
       _PROGRAMS.add(program)
       code = program.wait()
       _PROGRAMS.discard(program)
@@ -128,7 +128,8 @@ def _run(out: Path, job: str, module: str, arguments: list[str], ended: Callable
     append(out / "commands.jsonl", line | {"returncode": code, "ended": complete})
   if not complete:
     why = f"ended with {code}" if code else "was interrupted"
-    raise SystemExit(f"{log.read_text()[-4000:]}\n{job} {why}; its output is in {log}")
+    output = log.read_text("utf-8", "replace")[-4000:]
+    raise SystemExit(f"{output}\n{job} {why}; its output is in {log}")
   print(f"{job}: {line['secs']:.0f} s", flush=True)
 
 
@@ -246,7 +247,7 @@ def write_pairs(out: Path, source: Path, count: int) -> None:
   few = pairs.read(source, count)
   lines = (json.dumps({pairs.GOOD: p.good, pairs.BAD: p.bad, "UID": p.paradigm}) for p in few)
   with replacing(out / "pairs.jsonl") as temporary:
-    temporary.write_text("\n".join(lines) + "\n")
+    temporary.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def seconds(out: Path, job: str) -> float:

@@ -198,7 +198,7 @@ class Runner:
     ):  # made with other arguments
       shutil.rmtree(place) if place.is_dir() else place.unlink()
     jobs.run(self.out, job, "electra_jax.evaluate", arguments, found.is_file)
-    return json.loads(found.read_text())
+    return json.loads(found.read_text("utf-8"))
 
   def _rate(self, arm: str, at: int) -> float | None:
     return Plan(self.experiment, self.rows.read(), [arm]).rate(arm, at)

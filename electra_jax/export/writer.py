@@ -225,9 +225,9 @@ def _write_hf(
     kind, file = tokens.vocab.kind, tokens.vocab.file
     console.print(f"{role}: AutoTokenizer does not support this {kind}; exported {file}")
   card = functools.partial(model_card, role, network, source, has_tokenizer, storage)
-  (folder / "README.md").write_text(card())
+  (folder / "README.md").write_text(card(), "utf-8")
   if storage.repo and role == source.main:
-    (folder.parent / "README.md").write_text(card(repo=storage.repo))
+    (folder.parent / "README.md").write_text(card(repo=storage.repo), "utf-8")
   found = _compare(folder, network, written, source, unit, storage.dtype)
   if storage.onnx:
     found += _write_onnx(folder, written, source)
@@ -288,7 +288,7 @@ def _write_onnx(folder: Path, network: Network, source: Source) -> str:
       check_parity(folder, head, some, logits(network, some), "onnxruntime")
       for some in (batch, fewer)
     )
-  with (folder / "README.md").open("a") as card:
+  with (folder / "README.md").open("a", encoding="utf-8") as card:
     card.write(
       f"\n`{onnx.FILE}` is the same network for onnxruntime: {names}, any batch size and length\n"
     )

@@ -40,7 +40,7 @@ def read_results(folder: Path) -> list[dict]:
 def write_results(folder: Path, rows: list[dict]) -> None:
   """Writes rows of results to a folder atomically."""
   with replacing(folder / RESULTS) as temporary:
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
 def print_average(rows: list[dict], console: Console) -> None:
@@ -119,7 +119,7 @@ def read_task(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
     ValueError: a file is missing or damaged.
   """
   try:
-    config = json.loads((folder / CONFIG).read_text())
+    config = json.loads((folder / CONFIG).read_text("utf-8"))
     with np.load(folder / EXAMPLE_SCORES) as scores:
       found = dict(scores)
     dict(config["config"]), TaskInfo.from_json(config["facts"])

@@ -60,7 +60,7 @@ def run_task(
       "best_seed": settings.seeds[best],
       "origin": pretrained.origin,
     }
-    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     results.write_results(folder, rows)
     np.savez_compressed(folder / EXAMPLE_SCORES, **scores)
     (folder / "predictions").mkdir()
@@ -110,7 +110,7 @@ def run_folds(
     split: np.concatenate([found[split] for _, found in saved], 1 if split == "dev" else 0)
     for split in saved[0][1]
   }
-  (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+  (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
   results.write_results(folder, rows)
   np.savez_compressed(folder / EXAMPLE_SCORES, **scores)
   return rows

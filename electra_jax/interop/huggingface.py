@@ -107,7 +107,7 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
   """
   path = Path(folder) / "config.json"
   try:
-    c = json.loads(path.read_text())
+    c = json.loads(path.read_text("utf-8"))
     if c["model_type"] not in FAMILIES:
       raise ExchangeError(f"{path}: model type {c['model_type']!r} must be {' or '.join(FAMILIES)}")
     family = FAMILIES[c["model_type"]]
@@ -291,7 +291,7 @@ def weight_files(folder: Path) -> list[Path]:
   if one.is_file() or not index.is_file():
     return [one] if one.is_file() else []
   try:
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
   except (ValueError, TypeError, KeyError, AttributeError) as error:
     raise ExchangeError(f"{index} is damaged: {type(error).__name__} {error}") from None
   there = {path.name for path in folder.iterdir()}

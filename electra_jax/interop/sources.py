@@ -365,12 +365,12 @@ def save_orbax(folder: Path, source: Source) -> None:
   }
   if source.tokenizer:
     source.tokenizer.save(folder)
-  (folder / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
+  (folder / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
 def _orbax(path: Path) -> Source:
   try:
-    content = json.loads((path / EXPORT_FILE).read_text())
+    content = json.loads((path / EXPORT_FILE).read_text("utf-8"))
     how = {field.name for field in dataclasses.fields(Compute)}  # earlier versions wrote these too
     model = {name: value for name, value in content.pop("model").items() if name not in how}
     cfg, head = TransformerConfig(**model), content.pop("head")

@@ -92,7 +92,7 @@ class Family:
 def read_json(path: Path) -> dict:
   """Reads a JSON file, {} if missing; raises ExchangeError if it is damaged."""
   try:
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+    return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
   except (ValueError, TypeError) as error:
     raise ExchangeError(f"{path} is damaged: {error}") from None
 

@@ -125,13 +125,13 @@ def write(path: Path, band: Band) -> None:
   }
   content = {"runs": band.runs, "every_steps": band.every_steps, "fields": band.fields}
   text = json.dumps(content | {"levels": levels}, separators=(",", ":"))
-  path.write_text(text.replace('},"', '},\n"') + "\n")
+  path.write_text(text.replace('},"', '},\n"') + "\n", "utf-8")
 
 
 def read(path: Path) -> Band:
   """Reads a band; raises ValueError if the file is not a band, OSError if not readable."""
   try:
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text("utf-8"))
     levels = {
       split: {int(step): {k: _level(*x) for k, x in row.items()} for step, row in table.items()}
       for split, table in content["levels"].items()

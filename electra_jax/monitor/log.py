@@ -34,7 +34,7 @@ class History:
       aside = path.rename(free_name(path))
       self.notes = [f"training starts over: renamed the earlier {path.name} to {aside}"]
     with replacing(path) as temporary:
-      temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+      temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
     self._file = path.open("ab", buffering=0)
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:

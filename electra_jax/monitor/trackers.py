@@ -40,14 +40,14 @@ class Start:
     """
     path = self.folder / IDS_FILE
     try:
-      ids = dict(json.loads(path.read_text())) if path.exists() else {}
+      ids = dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
     except (ValueError, TypeError) as error:
       text = f"{path} is damaged ({error}): delete it to begin new runs in trackers"
       raise TrackerError(text) from None
     if not self.resumed or tracker not in ids:
       ids[tracker] = make()
       with replacing(path) as temporary:
-        temporary.write_text(json.dumps(ids) + "\n")
+        temporary.write_text(json.dumps(ids) + "\n", "utf-8")
     return ids[tracker]
 
 

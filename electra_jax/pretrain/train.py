@@ -325,7 +325,7 @@ def begin(
 def shared_or_not(workdir: Path) -> str:
   """Describes whether this process sees the configuration written by process 0."""
   if (workdir / BUCKET_FILE).exists():
-    return (workdir / BUCKET_FILE).read_text()
+    return (workdir / BUCKET_FILE).read_text("utf-8")
   return "a shared folder" if (workdir / CONFIG_FILE).exists() else "a folder that is not shared"
 
 

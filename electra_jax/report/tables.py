@@ -134,7 +134,7 @@ def minimal_pairs(folders: Sequence[Path]) -> Table:
   for folder in folders:
     path = folder / "pairs.json" if folder.is_dir() else folder
     try:
-      content = json.loads(path.read_text())
+      content = json.loads(path.read_text("utf-8"))
       named = pairs.rows(content["all"], content["categories"])
       for place, (name, a) in enumerate(named):
         first = ("", "") if place else (Path(content["model"]).name, content["scorer"])

@@ -186,10 +186,10 @@ def local(path: str | Path, step: int | None = None, every: bool = False) -> Pat
     raise ValueError(f"{url} is empty or does not exist")
   folder = local_folder("copies", url, url)
   folder.parent.mkdir(parents=True, exist_ok=True)
-  with (folder.parent / LOCK_FILE).open("a") as lock:
+  with (folder.parent / LOCK_FILE).open("ab") as lock:
     flock(lock, wait=True)
     record, tags = folder.parent / "tags.json", {k: x.tag for k, x in found.items()}
-    known = json.loads(record.read_text()) if record.exists() else {}
+    known = json.loads(record.read_text("utf-8")) if record.exists() else {}
     if known.keys() - tags.keys():  # for example another step
       record.unlink()
       shutil.rmtree(folder, ignore_errors=True)
@@ -197,7 +197,7 @@ def local(path: str | Path, step: int | None = None, every: bool = False) -> Pat
     (folder / CHECKPOINTS if whole else folder).mkdir(parents=True, exist_ok=True)
     fetch(url, folder, [x for k, x in found.items() if known.get(k) != x.tag])
     with replacing(record) as temporary:
-      temporary.write_text(json.dumps(tags))
+      temporary.write_text(json.dumps(tags), "utf-8")
   return folder
 
 
@@ -277,7 +277,7 @@ def _download_files(url: str, folder: Path) -> None:
   for path in _files(folder):
     path.unlink()
   shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-  (folder / BUCKET_FILE).write_text(url)
+  (folder / BUCKET_FILE).write_text(url, "utf-8")
   fetch(url, folder, found := _list_files(url))
   if found:
     (folder / CHECKPOINTS).mkdir()

@@ -364,7 +364,7 @@ class _CheckedState(ocp.AsyncCheckpointHandler):
       meta = args.describe()
       if jax.process_index() == 0:
         (directory.parent / "meta").mkdir()
-        (directory.parent / "meta" / "metadata").write_text(json.dumps(meta))
+        (directory.parent / "meta" / "metadata").write_text(json.dumps(meta), "utf-8")
 
     # Last, so that no write is pending when it fails.
     return [*written, ocp.future.CommitFutureAwaitingContractedSignals(describe())]
@@ -383,7 +383,7 @@ def folder_of(workdir: str | Path) -> Path:
   """Returns the folder of a run's checkpoints, an `epath.Path` for a bucket."""
   here = Path(workdir).resolve()
   link = here / BUCKET_FILE
-  if not (link.exists() and (url := link.read_text()).startswith("gs://")):
+  if not (link.exists() and (url := link.read_text("utf-8")).startswith("gs://")):
     return here / FOLDER
   storage.forget_listings()
   return epath.Path(url) / FOLDER

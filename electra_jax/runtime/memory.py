@@ -43,16 +43,16 @@ def available() -> int | None:
     limit = stats.get("bytes_limit")
     return limit and limit - stats["bytes_in_use"]
   try:
-    lines = MEMINFO.read_text().splitlines()
+    lines = MEMINFO.read_text("utf-8").splitlines()
     free = 1024 * next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable:"))
   except (OSError, StopIteration):
     return None
   for group in _groups():
     for limit, used, reclaimable in LIMITS:
       with contextlib.suppress(OSError, ValueError):  # no file, or "max"
-        most = int((group / limit).read_text()) - int((group / used).read_text())
+        most = int((group / limit).read_text("utf-8")) - int((group / used).read_text("utf-8"))
         with contextlib.suppress(OSError, KeyError):
-          fields = dict(x.split() for x in (group / "memory.stat").read_text().splitlines())
+          fields = dict(x.split() for x in (group / "memory.stat").read_text("utf-8").splitlines())
           most += int(fields[reclaimable])  # page cache
         free = min(free, most)
   return free
@@ -62,7 +62,7 @@ def _groups() -> Iterator[Path]:
   """Yields the folders of this process's control groups and their parents."""
   own = ""
   with contextlib.suppress(OSError):
-    own = OWN_GROUPS.read_text()
+    own = OWN_GROUPS.read_text("utf-8")
   for root in CGROUPS:
     yield root
     for line in own.splitlines():  # "0::/system.slice/slurmd", "5:memory:/slurm/job_7"

@@ -138,7 +138,7 @@ def claim(workdir: Path) -> Iterator[None]:
     raise ValueError(f"--workdir={workdir}: pass a URL as a string, not as a Path")
   is_new = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
-  with (workdir / LOCK_FILE).open("a+") as lock:
+  with (workdir / LOCK_FILE).open("a+", encoding="utf-8") as lock:
     try:
       flock(lock)
     except BlockingIOError:
@@ -165,7 +165,7 @@ def remove_unused(folder: Path) -> None:
 def check_claim(workdir: Path) -> None:
   """Raises ValueError, with its name, if another process has taken over the folder."""
   try:
-    holder = (workdir / LOCK_FILE).read_text().strip()
+    holder = (workdir / LOCK_FILE).read_text("utf-8").strip()
   except FileNotFoundError:  # deleted by hand; the next claim recreates it
     return
   if holder != _holder():
@@ -186,7 +186,7 @@ def read_config(workdir: Path) -> dict | None:
   path = workdir / CONFIG_FILE
   if path.exists():
     try:
-      config = json.loads(path.read_text())
+      config = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
       raise ValueError(f"{path} is damaged ({error})") from error
     if not isinstance(config, dict) or not all(isinstance(config.get(x), dict) for x in GROUPS):
@@ -212,4 +212,4 @@ def read_run_config(workdir: str | Path) -> dict:
 def write_config(workdir: Path, config: dict) -> None:
   """Writes the configuration atomically."""
   with replacing(workdir / CONFIG_FILE) as temporary:
-    temporary.write_text(json.dumps(config, indent=2) + "\n")
+    temporary.write_text(json.dumps(config, indent=2) + "\n", "utf-8")

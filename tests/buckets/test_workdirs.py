@@ -32,7 +32,9 @@ def weights(path) -> dict:
 
 
 def scores(model: object, monkeypatch, capsys) -> str:
-  monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc def\ngh ab\n")))
+  monkeypatch.setattr(
+    "sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc def\ngh ab\n"), encoding="utf-8")
+  )
   capsys.readouterr()
   cli.call("score", [f"--model={model}"])
   return capsys.readouterr().out

@@ -111,7 +111,7 @@ def write_text(path: Path) -> None:
   documents = (
     "\n".join(" ".join(rng.choices(words, k=14)) + "." for _ in range(8)) for _ in range(400)
   )
-  path.write_text("\n\n".join(documents))
+  path.write_text("\n\n".join(documents), "utf-8")
 
 
 def command(module: str, folder: Path, steps: int, *args: str, **fields) -> list[str]:
