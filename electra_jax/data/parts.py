@@ -32,6 +32,7 @@ from electra_jax.data.shards import SPLITS, DataError, ShardWriter
 from electra_jax.data.sources import SourceStats, TextChunk, check_undecodable
 from electra_jax.data.status import Status, print_line
 from electra_jax.data.tokenizer import Vocab
+from electra_jax.runtime.foreign import inside
 from electra_jax.runtime.workdir import own_temporary, replacing
 
 DONE, TEXTS, DIGESTS = "done.json", "texts.json", "digests.npz"
@@ -392,7 +393,7 @@ def _join_split(work: Path, final: Path, split: str, done: list[dict], plan: Pla
   files, total, frequencies = [], collections.Counter(), np.zeros(vocab.size, np.int64)
   for part, found in enumerate(done):
     folder, counts = work / name_of(PART, part), dict(found["splits"][split])
-    files += [(folder / shard["file"], shard) for shard in counts.pop("shards")]
+    files += [(inside(folder, shard["file"]), shard) for shard in counts.pop("shards")]
     total.update(counts)
     frequencies += _read(folder / FREQUENCIES)[split]
   frequencies[list(vocab.special_ids)] = 0

@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.data import examples
-from electra_jax.data.tokenizer import FILES, SPECIAL_NAMES, Vocab
+from electra_jax.data.tokenizer import FILES, Vocab
 from electra_jax.runtime import storage
+from electra_jax.runtime.foreign import parse_json
 from electra_jax.runtime.workdir import flock, replacing
 
 FORMAT = "electra_jax shards"
@@ -201,9 +202,9 @@ def manifest_content(folder: str | os.PathLike) -> bytes | None:
 def parse_manifest(content: bytes, path: str | os.PathLike) -> dict:
   """Parses a manifest. Raises DataError with the path if damaged or of another version."""
   try:
-    manifest = json.loads(content)
+    manifest = parse_json(content, path)
   except ValueError as error:
-    raise DataError(f"{path} cannot be read: {error}") from None
+    raise DataError(str(error)) from None
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
     raise DataError(f"{path} is not a manifest of shards")
   if manifest.get("version") != FORMAT_VERSION:
@@ -214,7 +215,9 @@ def parse_manifest(content: bytes, path: str | os.PathLike) -> dict:
   try:
     for value, kind in _typed(manifest):
       if type(value) is not kind:
-        raise DataError(f"{path} is damaged: {value!r:.40} is not of type {kind.__name__}")
+        raise ValueError(f"{value!r:.40} is not of type {kind.__name__}")
+  except ValueError as error:
+    raise DataError(f"{path} is damaged: {error}") from None
   except (KeyError, TypeError, AttributeError) as error:
     raise DataError(f"{path} is damaged: {type(error).__name__} {error}") from None
   return manifest
@@ -222,15 +225,15 @@ def parse_manifest(content: bytes, path: str | os.PathLike) -> dict:
 
 def _typed(manifest: dict) -> Iterator[tuple[object, type]]:
   """Yields the used values of a manifest with their types."""
-  vocab = Vocab.from_json(manifest["vocab"])
-  numbers = [manifest["seq_length"], vocab.size, *vocab.special_ids]
-  numbers += [getattr(vocab, role) for role in SPECIAL_NAMES]
-  names = [vocab.file, vocab.hash]
+  Vocab.from_json(manifest["vocab"])
+  numbers, names = [manifest["seq_length"]], []
   for split in (manifest["splits"][name] for name in SPLITS):
     numbers += [split["examples"], *split["frequencies"]]
     for shard in split["shards"]:
       numbers += [shard["examples"], shard["bytes"]]
-      names += [shard["file"], shard["sha256"]]
+      names += [shard["sha256"]]
+      if not is_shard(shard["file"]):  # the name stays inside the folder
+        raise ValueError(f"{shard['file']!r:.80} is not the name of a shard")
   for source in manifest["sources"]:
     numbers += [source["files"], source["file_bytes"]]
   names += [manifest["build"][field] for field in ("vocab", "sources")]

@@ -5,13 +5,13 @@ import dataclasses
 import functools
 import glob
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
 from electra_jax.data.tokenizer import first_line
 from electra_jax.runtime import storage
+from electra_jax.runtime.foreign import inside, read_json
 from electra_jax.runtime.storage import Object
 
 STREAMED = ("text", "jsonl")  # kinds that are read sequentially
@@ -90,12 +90,11 @@ def _dataset_files(source: TextSource) -> list[str]:
   state, splits = (os.path.join(source.target, x) for x in ("state.json", "dataset_dict.json"))
   path = splits if os.path.isfile(splits) else state
   try:
-    with open(path, encoding="utf-8") as file:
-      content = json.load(file)
+    content = read_json(path)
     if path == splits:
       names, first = ", ".join(content["splits"]), content["splits"][0]
     else:
-      found = [os.path.join(source.target, entry["filename"]) for entry in content["_data_files"]]
+      found = [str(inside(source.target, x["filename"])) for x in content["_data_files"]]
   except FileNotFoundError:
     raise SourceError(
       f"source {source.text!r}: {state} is missing: save the dataset with save_to_disk"

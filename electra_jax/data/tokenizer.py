@@ -64,9 +64,23 @@ class Vocab:
 
   @classmethod
   def from_json(cls, content: Mapping) -> "Vocab":
-    """Returns the vocabulary from the JSON of its `dataclasses.asdict`."""
+    """Returns the vocabulary from the JSON of its `dataclasses.asdict`.
+
+    Raises:
+      VocabError: a value is of another type or out of range; KeyError, TypeError: it is missing.
+    """
     earlier = {"strip_accents": content.get("lowercase")}  # 0.1 had one rule for both
-    return cls(**earlier | content | {"special_ids": tuple(content["special_ids"])})
+    vocab = cls(**earlier | content | {"special_ids": tuple(content["special_ids"])})
+    kinds = {field.name: field.type for field in dataclasses.fields(cls)[:-1]}
+    for name, kind in kinds.items():
+      if not isinstance(value := getattr(vocab, name), kind):
+        raise VocabError(f"{value!r:.40} is not of type {getattr(kind, '__name__', kind)}")
+    for i in (*vocab.special_ids, *(getattr(vocab, role) for role in SPECIAL_NAMES)):
+      if i not in range(vocab.size):
+        raise VocabError(f"the special id {i!r:.40} must be below the size {vocab.size}")
+    if vocab.file != FILES.get(vocab.kind):  # also keeps the name inside its folder
+      raise VocabError(f"{vocab.file!r:.80} is not the file of a {vocab.kind:.40} vocabulary")
+    return vocab
 
 
 def load(

@@ -370,14 +370,17 @@ def save_orbax(folder: Path, source: Source) -> None:
 
 def _orbax(path: Path) -> Source:
   try:
-    content = json.loads((path / EXPORT_FILE).read_text("utf-8"))
+    content = read_json(path / EXPORT_FILE)
     how = {field.name for field in dataclasses.fields(Compute)}  # earlier versions wrote these too
     model = {name: value for name, value in content.pop("model").items() if name not in how}
     cfg, head = TransformerConfig(**model), content.pop("head")
     vocab, info = content.pop("vocab"), content.pop("finetuned", None)
+    vocab = Vocab.from_json(vocab) if vocab else None
     words = content.pop("words_head", None)  # earlier versions exported one head
     task_head = HeadSpec(**info["head"]).make() if info else None
-  except (KeyError, TypeError, json.JSONDecodeError) as error:
+  except ExchangeError:
+    raise
+  except (KeyError, TypeError, AttributeError, ValueError) as error:
     raise ExchangeError(f"{path / EXPORT_FILE} is damaged: {error}") from None
   try:
     shapes = task_network.shapes(cfg, task_head) if info else network_shapes(cfg, head, words)
@@ -387,7 +390,7 @@ def _orbax(path: Path) -> Source:
   except Exception as error:
     raise ExchangeError(f"{path / 'params'} is damaged: {str(error).splitlines()[0]}") from error
   weights = jax.tree.map(np.asarray, weights)
-  tokens = tokenizer.load_from(path, Vocab.from_json(vocab)) if vocab else None
+  tokens = tokenizer.load_from(path, vocab) if vocab else None
   finetuned = Finetuned(info, weights.pop("head")) if info else None
   found = {"discriminator": Network(cfg, {k: weights[k] for k in weights if k != words}, head)}
   if words:

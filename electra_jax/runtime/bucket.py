@@ -21,6 +21,7 @@ from pathlib import Path
 import jax
 
 from electra_jax.runtime import claims, processes, storage
+from electra_jax.runtime.foreign import inside
 from electra_jax.runtime.workdir import (
   BUCKET_FILE,
   CHECKPOINTS,
@@ -226,10 +227,7 @@ def fetch(url: str, folder: Path, found: Iterable[storage.Object]) -> None:
   """Copies objects below a URL to a folder, with their names."""
 
   def copy(item: storage.Object) -> None:
-    name = item.url[len(url) + 1 :]
-    if ".." in name.split("/"):
-      raise ValueError(f"{item.url}: the name points outside the folder {url}")
-    path = folder / name
+    path = inside(folder, item.url[len(url) + 1 :])
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.fetch(item, path)
 

@@ -160,7 +160,7 @@ def test_a_manifest_cannot_name_a_file_outside_of_the_folder(stores, folder, tmp
   manifest = json.loads((folder / MANIFEST).read_text())
   manifest["splits"]["train"]["shards"][0]["file"] = "../../train-00000-of-00001.bin"
   (evil / MANIFEST).write_text(json.dumps(manifest))
-  with pytest.raises(DataError, match="is not a file name"):
+  with pytest.raises(DataError, match="is not the name of a shard"):
     mirror.local(publish(stores, "http", evil, "evil"), str(tmp_path / "cache"))
 
 
