@@ -21,6 +21,7 @@ WAITS = (1, 2, 4, 8, 16, 30)  # seconds before each retry of a request
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
 # The files that `sources` reads: networks, their tokenizers, an orbax export.
 _FILES = ["config.json", "model*.safetensors", huggingface.INDEX, "tokenizer_config.json"]
+_FILES += ["added_tokens.json", "special_tokens_map.json"]
 _FILES += [huggingface.ORIGINAL_TOKENIZER, *tokenizer.FILES.values()]
 PATTERNS = [
   f"{place}{x}" for place in ("", *(f"{x}/" for x in huggingface.FOLDERS)) for x in _FILES

@@ -20,7 +20,7 @@ from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
 from electra_jax.data.tokenizer import load as load_vocabulary
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.modernbert import LABELS, MODERNBERT
-from electra_jax.interop.vocabularies import difference, engine_of
+from electra_jax.interop.vocabularies import difference, engine_of, with_added
 from electra_jax.interop.weights import ExchangeError, Family, from_hf, read_json, to_hf
 
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
@@ -259,14 +259,20 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
   """Returns the tokenizer of a folder, None without one.
 
   A vocab.txt is read as BERT's tokenizer, lower-casing unless tokenizer_config.json says otherwise.
-  If a config changes another of BERT's rules, tokenizer.json is read instead.
+  If a config changes another of BERT's rules, or the weights have as many entries as tokenizer.json
+  alone, that is read instead. Added tokens follow a vocab.txt that has fewer entries than weights.
 
   Raises:
-    ExchangeError: the tokenizer.json is needed and missing, or differs from the vocab.txt.
+    ExchangeError: a file is damaged, or tokenizer.json is needed and missing, or differs from the
+      vocab.txt.
   """
-  kind = read_json(folder / "config.json").get("tokenizer_class")
+  network = read_json(folder / "config.json")
+  size, kind = network.get("vocab_size"), network.get("tokenizer_class")
   config = {"tokenizer_class": kind, **read_json(folder / "tokenizer_config.json")}
-  lowercase, strip_accents = bool(config.get("do_lower_case", True)), config.get("strip_accents")
+  lowercase, strip_accents = config.get("do_lower_case", True), config.get("strip_accents")
+  for name, value in {"do_lower_case": lowercase, "strip_accents": strip_accents}.items():
+    if not isinstance(value, bool | None):
+      raise ExchangeError(f"{folder}: {name} must be true or false, got {value!r:.40}")
   changed = [f"{k}={config[k]!r}" for k, right in BERT_RULES.items() if config.get(k) not in right]
   names = [ORIGINAL_TOKENIZER, "vocab.txt", "spm.model", "tokenizer.json"]
   names = [x for x in names if (folder / x).is_file() and not (changed and x == "vocab.txt")]
@@ -275,10 +281,33 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
       listed = ", ".join(changed)
       raise ExchangeError(f"{folder}: {listed} changes BERT's rules: add a tokenizer.json")
     return None
-  found = [load_vocabulary(folder / x, lowercase, strip_accents) for x in (names[0], names[-1])]
-  if names[0] == "vocab.txt" and (other := difference(*found)):
-    raise ExchangeError(f"{found[0].path} differs from {names[-1]}: {other}; delete the wrong file")
-  return found[0]
+  rules = bool(lowercase), strip_accents
+  one, other = (load_vocabulary(folder / x, *rules) for x in (names[0], names[-1]))
+  if names[0] == "vocab.txt" and one.vocab.size != size:
+    if names[-1] == "vocab.txt" and (added := _added_tokens(folder, config)):
+      try:
+        return with_added(one, added)
+      except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ExchangeError(f"{folder}: the added tokens of {one.path.name}: {error}") from None
+    if other.vocab.size == size:
+      return other
+  if names[0] == "vocab.txt" and (text := difference(one, other)):
+    raise ExchangeError(f"{one.path} differs from {names[-1]}: {text}; delete the wrong file")
+  return one
+
+
+def _added_tokens(folder: Path, config: Mapping) -> Mapping:
+  """Returns {id: fields} of the tokens that transformers added to a vocab.txt."""
+  if decoder := config.get("added_tokens_decoder"):
+    return decoder
+  named = [*config.items(), *read_json(folder / "special_tokens_map.json").items()]
+  values = (v for k, v in named if k.endswith(("_token", "_special_tokens")))
+  flat = (x for v in values for x in (v if isinstance(v, list) else [v]))
+  special = {str(x.get("content") if isinstance(x, dict) else x) for x in flat}
+  return {
+    i: {"content": name, "special": name in special, "normalized": name not in special}
+    for name, i in read_json(folder / "added_tokens.json").items()
+  }
 
 
 def weight_files(folder: Path) -> list[Path]:

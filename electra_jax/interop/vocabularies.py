@@ -5,8 +5,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
 from electra_jax.interop import sentencepiece_model
+from electra_jax.runtime import bucket
+from electra_jax.runtime.workdir import replacing
 
 
 def difference(one: Tokenizer, other: Tokenizer) -> str | None:
@@ -44,6 +47,30 @@ def engine_of(tokenizer: Tokenizer):
   if tokenizer.vocab.kind == "sentencepiece":
     return sentencepiece_model.to_engine(tokenizer.path)
   return Engine.from_str(tokenizer.engine_json())
+
+
+def with_added(tokens: Tokenizer, added: Mapping[str, Mapping]) -> Tokenizer:
+  """Returns a tokenizer with the added tokens {id: fields of AddedToken} of transformers.
+
+  Its tokenizer.json, which shards and runs copy, is in the cache of this machine.
+
+  Raises:
+    ValueError, TypeError, AttributeError: the ids do not follow the vocabulary's, or a field is
+      wrong.
+  """
+  from tokenizers import AddedToken
+
+  engine = engine_of(tokens)
+  for i, fields in sorted(added.items(), key=lambda item: int(item[0])):
+    engine.add_tokens([AddedToken(**fields)])
+    if engine.token_to_id(fields["content"]) != int(i):
+      raise ValueError(f"{fields['content']!r:.40} cannot have the id {i!r:.20}")
+  text = engine.to_str()
+  path = bucket.local_folder("tokenizers", text, "tokenizer.json")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with replacing(path) as temporary:
+    temporary.write_text(text, "utf-8")
+  return tokenizer.load(path)
 
 
 def _canonical(rules):
