@@ -136,6 +136,12 @@ def test_a_dead_worker_ends_the_build_with_one_line():
     list(pool.in_order(executor, os._exit, range(3), 2))
 
 
+def test_a_worker_that_dies_while_more_is_sent_than_a_pipe_holds_ends_the_build():
+  large = 1 << 8_000_000  # a megabyte, no exit code
+  with pool.start(2) as executor, pytest.raises((pool.WorkerError, OverflowError)):
+    list(pool.in_order(executor, os._exit, [0] + 9 * [large], 9))
+
+
 # What is kept apart, and what is recorded.
 
 

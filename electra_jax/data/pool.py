@@ -86,4 +86,6 @@ def in_order(pool: Executor, function: Callable, items: Iterable, most: int) -> 
     while waiting:
       yield waiting.popleft().result()
   except BrokenProcessPool:
+    if sys.version_info < (3, 11, 5):  # its end waits for ever to write an item that nobody reads
+      pool._call_queue._reader.close()
     raise WorkerError("a worker process died, probably out of memory: lower data.workers") from None
