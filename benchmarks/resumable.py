@@ -6,7 +6,6 @@ if they can. Needs only Python.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -19,7 +18,15 @@ from pathlib import Path
 
 DONE, FAILED, LEFT = "done", "failed", "left"
 STOPPED = 143  # exit code of a program to be started again, as in the package
-PR_SET_PDEATHSIG, STARTED = 1, time.monotonic()
+STARTED = time.monotonic()
+# Becomes a program that the kernel kills when its parent ends. A `preexec_fn` would fork, and
+# keep every lock that another thread holds.
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 ROOT = Path(__file__).resolve().parent.parent
 # XLA's fastest compilation, for any CPU.
 SMOKE = {
@@ -101,12 +108,11 @@ class Work:
     with log.open("a+", encoding="utf-8") as file:
       begin = file.tell()
       process = subprocess.Popen(
-        command,
+        [sys.executable, "-c", _END_WITH_PARENT, *command],
         stdout=file,
         stderr=file,
         env=os.environ | self.environment | environment,
         start_new_session=True,
-        preexec_fn=_end_with_parent,
       )
       late = False
       try:
@@ -189,10 +195,6 @@ def run_script(main: Callable[[], int]) -> None:
     sys.exit(STOPPED)
   except OSError as error:  # a step could not write its results, for example on a full disk
     sys.exit(f"error: {error.strerror}: {error.filename or 'in the folder of --out'}")
-
-
-def _end_with_parent() -> None:
-  ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _stop(process: subprocess.Popen, secs: float) -> int:

@@ -29,6 +29,7 @@ def preflight(folder: str, config: str, topologies: str, fields: dict) -> tuple[
       env=os.environ | {"PYTHONPATH": f"{sys.prefix}/{folder}", "JAX_PLATFORMS": "cpu"},
       capture_output=True,
       text=True,
+      timeout=900,
     )
     if done.returncode:
       raise SystemExit(f"the preflight failed:\n{done.stdout}\n{done.stderr}")

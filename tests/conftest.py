@@ -6,7 +6,6 @@ import functools
 import os
 import random
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -84,6 +83,14 @@ def parse_fields(text: str) -> dict:
   return {name: value(x) for name, _, x in (word.partition("=") for word in text.split())}
 
 
+# Limits the size of files, then becomes the program. A `preexec_fn` would fork, and keep every
+# lock that another thread holds.
+LIMITED = """
+import os, resource, sys
+size = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
 # A process whose files are limited would cut these short, for later ones to find.
 WITHOUT_CACHES = {"PYTHONDONTWRITEBYTECODE": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"}
 
@@ -98,12 +105,10 @@ def python(
   """
   env = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
   if file_bytes:
-    limits = (resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    args = ("-c", LIMITED, file_bytes, *args)
     env |= WITHOUT_CACHES
-    options["preexec_fn"] = functools.partial(resource.setrlimit, *limits)
-  return subprocess.run(
-    [sys.executable, *map(str, args)], capture_output=True, text=True, env=env, **options
-  )
+  command, options = [sys.executable, *map(str, args)], {"timeout": 300, **options}
+  return subprocess.run(command, capture_output=True, text=True, env=env, **options)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ def install(name: str, *wanted: str) -> Path:
   if not done.exists() or done.read_text() != str(wanted):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # To compile all modules takes as long as the rest, and few of them are imported.
-    subprocess.run([*pip, "--no-compile", "--upgrade", "--target", folder, *wanted], check=True)
+    subprocess.run(
+      [*pip, "--no-compile", "--upgrade", "--target", folder, *wanted], check=True, timeout=900
+    )
     done.write_text(str(wanted))
   return folder

@@ -144,7 +144,7 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as folder:
     runs, page = make_runs(Path(folder)), Path(folder) / "report.html"
     command = [sys.executable, "-m", "electra_jax.report", *map(str, runs), f"--out={page}"]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     driver = browser()
     try:
       for width, scheme in itertools.product(WIDTHS, SCHEMES):

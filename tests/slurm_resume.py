@@ -80,7 +80,7 @@ def wait_for(what: str, condition: Callable[[], bool], timeout_secs: float = 300
 
 def ask(*command: str) -> str:
   """Returns what one of SLURM's programs says, "" where it fails."""
-  return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+  return subprocess.run(command, capture_output=True, text=True, timeout=300).stdout.strip()
 
 
 @contextlib.contextmanager
@@ -129,6 +129,7 @@ def submit(
     env={**os.environ, "PYTHON": str(python), "JAX_NUM_CPU_DEVICES": "1"},
     capture_output=True,
     text=True,
+    timeout=300,
   )
   if done.returncode:
     raise SystemExit(f"sbatch: {done.stderr}")
@@ -172,7 +173,7 @@ def interrupt(job: str, workdir: Path, after: int, *command: str) -> int:
   """Sends a job back into the queue once it has done some steps; returns the step it had saved."""
   restarts, log = fields(job)["Restarts"], workdir.with_suffix(".log")
   wait_for(f"step {after} of job {job}", lambda: last_line(workdir) >= after)
-  subprocess.run([*command, job], check=True)
+  subprocess.run([*command, job], check=True, timeout=300)
 
   def queued_again() -> bool:
     found = fields(job)
@@ -222,12 +223,14 @@ def build_by_array(folder: Path) -> bool:
     fields = {"sources": f"text:{text}/*.txt", "dir": folder / name, "parts": 3}
     command += [f"--config.data.{key}={value}" for key, value in fields.items()]
     if name == "local":
-      subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+      subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=900)
     else:
       options = f"--cpus-per-task=1 --output={folder}/build-%a.log"
       environment = {**os.environ, "PYTHON": sys.executable, "OPTIONS": options}
       script = ["bash", str(ROOT / "launch" / "build.sbatch"), "3", *command[3:]]
-      done = subprocess.run(script, cwd=ROOT, env=environment, capture_output=True, text=True)
+      done = subprocess.run(
+        script, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
+      )
       if done.returncode:
         raise SystemExit(f"build.sbatch: {done.stderr}")
       finish(done.stdout.strip(), folder / "build-0.log")

@@ -63,7 +63,7 @@ def test_help_shows_the_options_at_once(name, tmp_path):
 def test_a_command_works_with_streams_closed(closed):
   command = shlex.join([sys.executable, "-m", "electra_jax", "config", "configs/small.py"])
   done = subprocess.run(
-    ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, cwd=ROOT
+    ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, cwd=ROOT, timeout=300
   )
   assert (done.returncode, done.stderr) == (0, "")
   assert ("optimizer.warmup_steps" in done.stdout) == (">&-" not in closed.split())

@@ -16,7 +16,7 @@ def test_a_dry_run_leaves_the_count_of_starts_of_a_queued_job(launch):
 def test_changes_that_a_slice_does_not_get_are_named(launch):
   def git(*args) -> None:
     author = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *author, *args], cwd=launch.parent, check=True, stdout=-3)
+    subprocess.run(["git", *author, *args], cwd=launch.parent, check=True, stdout=-3, timeout=300)
 
   git("init")
   git("add", ".")

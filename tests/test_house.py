@@ -156,3 +156,15 @@ def test_a_benchmark_names_what_there_is(path):
     group, _, end = text.partition(".")
     if group in groups and end not in ("json", "jsonl", "py", "txt"):
       assert any(text in known for known in (*fields, schema.HASHES)), text
+
+
+def test_no_test_waits_for_ever_for_a_program_or_forks_a_process_with_threads():
+  waits = {"run", "check_call", "check_output", "communicate"}
+  for path in Path(__file__).parent.rglob("*.py"):
+    for call in ast.walk(ast.parse(path.read_text())):
+      if isinstance(call, ast.Call):
+        given = {keyword.arg for keyword in call.keywords}
+        assert "preexec_fn" not in given, f"{path}:{call.lineno}"
+        name = getattr(call.func, "attr", None)
+        of = ast.unparse(call.func).startswith("subprocess.") or name == "communicate"
+        assert not (of and name in waits) or given & {"timeout", None}, f"{path}:{call.lineno}"

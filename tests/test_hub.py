@@ -383,7 +383,9 @@ def test_a_push_that_fails_keeps_the_export_and_says_how_to_push_it(server, me, 
   again = shlex.split(str(e.value).partition("again, run ")[2])
   home = {"HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
   tool = Path(sys.executable).with_name(again[0])
-  subprocess.run([tool, *again[1:]], env={**os.environ, **home}, check=True, capture_output=True)
+  subprocess.run(
+    [tool, *again[1:]], env={**os.environ, **home}, check=True, capture_output=True, timeout=300
+  )
   assert same(weights("hf://me/new"), weights(folder))
 
 
@@ -407,7 +409,12 @@ def test_old_weights_are_read_after_the_step_that_the_error_names(server, folder
   path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
   (tmp_path / "there").mkdir()
   subprocess.run(
-    steps, shell=True, cwd=tmp_path / "there", check=True, env={**os.environ, **home, "PATH": path}
+    steps,
+    shell=True,
+    cwd=tmp_path / "there",
+    check=True,
+    env={**os.environ, **home, "PATH": path},
+    timeout=300,
   )
   assert same(weights(tmp_path / "there" / "old"), weights(folder / "discriminator"))
   assert not (tmp_path / "there" / "old" / "tf_model.h5").exists()

@@ -75,7 +75,7 @@ def test_a_job_that_two_processes_ask_for_runs_once(tmp_path):
   )
   command = [sys.executable, "-c", code, str(tmp_path)]
   started = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
-  assert [process.wait() for process in started] == [0, 0]
+  assert [process.wait(300) for process in started] == [0, 0]
   assert [x["job"] for x in jobs.json_lines(tmp_path / "commands.jsonl")] == ["train/shared"]
 
 

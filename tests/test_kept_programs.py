@@ -38,7 +38,12 @@ def test_a_second_start_with_the_folder_taken_along_compiles_nothing(tiny_shards
     }
     command = [sys.executable, "-c", TRAIN, tiny_shards, str(steps), tmp_path / f"{steps}"]
     done = subprocess.run(
-      command, env=environment, cwd=Path(__file__).parent, capture_output=True, text=True
+      command,
+      env=environment,
+      cwd=Path(__file__).parent,
+      capture_output=True,
+      text=True,
+      timeout=300,
     )
     assert done.returncode == 0, done.stderr
     hits, misses = map(int, done.stdout.splitlines()[-1].split())

@@ -39,7 +39,7 @@ def programs(folder: Path, **bodies: str) -> dict[str, str]:
 def call(script: Path, *args, **environment) -> subprocess.CompletedProcess:
   env = {**os.environ, **environment}
   return subprocess.run(
-    ["bash", script, *args], capture_output=True, text=True, env=env, cwd=script.parent
+    ["bash", script, *args], capture_output=True, text=True, env=env, cwd=script.parent, timeout=300
   )
 
 
@@ -54,16 +54,18 @@ def words(lines: str) -> list[list[str]]:
   """Returns the words of each line that bash quoted; only bash reads $'...', its line ends."""
   split = 'while IFS= read -r x; do eval "w=($x)"; printf "%s\\0" "${w[@]}"; printf "\\1\\0"; done'
   done = subprocess.run(
-    ["bash", "-c", split], input=lines, capture_output=True, text=True, check=True
+    ["bash", "-c", split], input=lines, capture_output=True, text=True, check=True, timeout=300
   )
   return [line.split("\0")[:-1] for line in done.stdout.split("\1\0")[:-1]]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_are_clean_for_bash_and_shellcheck(name):
-  subprocess.run(["bash", "-n", LAUNCH / name], check=True)
+  subprocess.run(["bash", "-n", LAUNCH / name], check=True, timeout=300)
   shellcheck = Path(sys.executable).with_name("shellcheck")
-  done = subprocess.run([shellcheck, "-s", "bash", LAUNCH / name], capture_output=True, text=True)
+  done = subprocess.run(
+    [shellcheck, "-s", "bash", LAUNCH / name], capture_output=True, text=True, timeout=300
+  )
   assert done.returncode == 0, done.stdout
   assert len((LAUNCH / name).read_text().splitlines()) <= 80  # a screen
 
@@ -124,7 +126,8 @@ def test_a_missing_accelerator_is_an_error_of_one_line(tmp_path):
   done = subprocess.run(
     [sys.executable, "-m", "electra_jax.train", *args],
     capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "abacus"},
-  )  # fmt: skip
+    timeout=300,
+)  # fmt: skip
   assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
   assert "error: JAX finds no device for JAX_PLATFORMS=abacus" in done.stderr
 
@@ -265,7 +268,7 @@ def test_a_tpu_slice_is_made_filled_started_watched_and_deleted(launch):
   assert "--workdir=gs://ours/runs/large" in begin
   assert "--config.data.sources=text:a\\ b" in begin
   for text in (install, begin, commands[8][-1].removeprefix("--command=")):
-    subprocess.run(["bash", "-n", "-c", text], check=True)
+    subprocess.run(["bash", "-n", "-c", text], check=True, timeout=300)
   reserved = dry_run(launch / "tpu_pod.sh", *ARGS, **TPU, SPOT="")
   assert reserved[1] == commands[1][:-1]
   assert "is not one of" in call(launch / "tpu_pod.sh", **{**TPU, "TYPE": "h100-8"}).stderr
@@ -347,7 +350,13 @@ def test_the_end_of_a_run_on_a_slice_is_reported_with_its_newest_checkpoint(laun
   (tmp_path / "electra_jax" / "exit").write_text("134\n")
   home = {**os.environ, "HOME": str(tmp_path), **programs(tmp_path, gcloud=lists)}
   done = subprocess.run(
-    ["bash", "-c", watch], capture_output=True, text=True, env=home, cwd=tmp_path, check=True
+    ["bash", "-c", watch],
+    capture_output=True,
+    text=True,
+    env=home,
+    cwd=tmp_path,
+    check=True,
+    timeout=300,
   )
   assert done.stdout == f"exited with 134 {place}/10/commit_success.txt\n"
 
@@ -360,7 +369,9 @@ def test_a_worker_gets_every_argument_as_it_was_given(launch, tmp_path):
     folder = tmp_path / f"home{len(given)}" / "electra_jax"
     write_program(folder / ".venv" / "bin" / "python", """printf '%s\\0' "$@"; exit 3""")
     home = {**os.environ, "HOME": str(folder.parent)}
-    subprocess.run(["bash", "-c", f"{begin}; wait"], env=home, cwd=folder.parent, check=True)
+    subprocess.run(
+      ["bash", "-c", f"{begin}; wait"], env=home, cwd=folder.parent, check=True, timeout=300
+    )
     got = (folder / "train.log").read_text().split("\0")[:-1]
     places = ("--workdir=gs://ours/runs/large", f"--config.data.dir={folder.parent}/shards")
     assert got == ["-m", "electra_jax.train", *places, *given]

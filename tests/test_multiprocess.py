@@ -103,7 +103,7 @@ def test_a_sigterm_before_training_ends_a_process_that_joined_no_other():
     f" processes.initialize('localhost:{free_port()}', 1, 0);"
     " os.kill(os.getpid(), signal.SIGTERM); time.sleep(5); os._exit(0)"
   )
-  done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
+  done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=300)
   assert done.returncode == -signal.SIGTERM, done.stderr[-1000:]
 
 

@@ -155,7 +155,9 @@ test_parts.build.build(test_parts.make_parts(Path({folder!r}), count=4))
 
 def test_a_killed_build_goes_on_with_the_parts_that_are_left(tmp_path, monkeypatch, capsys):
   program = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
-  ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+  ended = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, check=False, timeout=300
+  )
   assert ended.returncode == -signal.SIGKILL, ended.stderr
   read = []
   texts = plan.PartReader.texts
@@ -184,7 +186,7 @@ def test_two_processes_on_one_part_are_one(tmp_path):
     ]
     running = [subprocess.Popen(x, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for x in asked]
     for process in running:
-      out, err = process.communicate()
+      out, err = process.communicate(timeout=300)
       assert process.returncode == 0, (out, err)
   wanted = shard_bytes(config)
   config.data.dir = f"{tmp_path}/shared"

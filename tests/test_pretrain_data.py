@@ -332,7 +332,7 @@ def test_shards_open_and_evaluate_without_tensorflow(folder):
     f"data = Shards.open({str(folder)!r}, 'heldout', verify=True)\n"
     "assert next(eval_batches(data, batch_size=4, max_examples=4)).padding_mask.any()\n"
   )
-  subprocess.run([sys.executable, "-c", program], check=True)
+  subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_tensorflow_sees_no_accelerator():

@@ -278,6 +278,8 @@ print(statistics.median(faults))
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc's malloc")
 def test_a_step_on_cpus_finds_the_memory_of_the_step_before():
   env = {**os.environ, "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
-  run = subprocess.run([sys.executable, "-c", FAULTS], env=env, capture_output=True, check=True)
+  run = subprocess.run(
+    [sys.executable, "-c", FAULTS], env=env, capture_output=True, check=True, timeout=300
+  )
   # Each has 32,768 where the temporary is mapped anew; some of the first map what is then kept.
   assert float(run.stdout) < 3_000

@@ -113,7 +113,9 @@ def test_the_option_and_a_configuration_file_register(module, tmp_path, option):
     "  c.optimizer.generator_learning_rate = None\n  return c\n"
   )
   command = [sys.executable, "-m", "electra_jax.flops", "--config=mine.py"]
-  found = subprocess.run([*command, *([option] if option else [])], capture_output=True, text=True)
+  found = subprocess.run(
+    [*command, *([option] if option else [])], capture_output=True, text=True, timeout=300
+  )
   assert found.returncode == 0, found.stderr
   assert "FLOPs" in found.stdout
 
@@ -176,7 +178,7 @@ def elsewhere(work, todo, options):
   code = "import pickle, sys; pickle.load(sys.stdin.buffer)(int(sys.argv[1]))"
   for part in todo:
     command = [sys.executable, "-c", code, str(part)]
-    subprocess.run(command, input=pickle.dumps(work), check=True)
+    subprocess.run(command, input=pickle.dumps(work), check=True, timeout=300)
 
 
 def test_a_source_of_ones_own_is_read_on_engines(tiny_shards, tmp_path, monkeypatch):

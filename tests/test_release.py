@@ -25,7 +25,7 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.
 def build(kind: str, source: Path, out: Path) -> None:
   """Builds an sdist or a wheel of a source folder."""
   arguments = [sys.executable, "-c", BUILD.format(kind), str(out)]
-  subprocess.run(arguments, cwd=source, check=True, capture_output=True)
+  subprocess.run(arguments, cwd=source, check=True, capture_output=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,9 @@ def release(tmp_path_factory) -> Path:
   folder = tmp_path_factory.mktemp("release")
   clone = folder / "clone"
   clone.mkdir()
-  tree = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+  tree = subprocess.run(
+    ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, timeout=300
+  ).stdout
   names = [name for name in tree.decode().split("\0") if name and (ROOT / name).is_file()]
   for name in names:
     (clone / name).parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +58,7 @@ def script(release) -> Path:
   (Path(purelib) / "libraries.pth").write_text(f"{libraries}\n")
   wheel = next(release.glob("*.whl"))
   install = ["-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
-  subprocess.run([sys.executable, *install, wheel], check=True, capture_output=True)
+  subprocess.run([sys.executable, *install, wheel], check=True, capture_output=True, timeout=300)
   return fresh / "bin" / "electra-jax"
 
 
@@ -66,7 +68,9 @@ def call(script, tmp_path):
 
   def run(*args: str) -> str:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run([script, *args], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+      [script, *args], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -121,6 +125,11 @@ def test_a_folder_of_the_packages_name_does_not_hide_it(tmp_path):
   code = "import electra_jax; print(electra_jax.__version__)"
   environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
   found = subprocess.run(
-    [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    [sys.executable, "-c", code],
+    cwd=tmp_path,
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=300,
   )
   assert found.stdout == f"{__version__}\n", found.stderr

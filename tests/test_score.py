@@ -181,7 +181,9 @@ def test_scores_do_not_depend_on_batch_or_order(electra_run):
 def run(workdir, text: str, *args):
   command = [sys.executable, "-m", "electra_jax.score", f"--checkpoint={workdir}", *args]
   environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
-  return subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
+  return subprocess.run(
+    command, input=text, capture_output=True, text=True, env=environment, timeout=300
+  )
 
 
 def test_the_command_prints_scores(electra_run):
@@ -252,7 +254,7 @@ def test_an_export_scores_as_its_run(electra_run, tmp_path):
 def test_a_line_that_is_no_utf_8_is_named():
   command = [sys.executable, "-m", "electra_jax.score", "--checkpoint=x"]
   for data in (b"one\ntwo\xff\n", b"\xef\xbb\xbfa\n\xff\n"):
-    done = subprocess.run(command, input=data, capture_output=True)
+    done = subprocess.run(command, input=data, capture_output=True, timeout=300)
     assert done.returncode == 1
     assert done.stderr == b"error: line 2 is not UTF-8 text (invalid start byte)\n"
 

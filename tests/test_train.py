@@ -295,7 +295,7 @@ def test_a_run_goes_on_with_another_number_of_devices(straight, begun, tiny_conf
   """The same examples, masks, samples and dropout: only the order of sums differs."""
   env = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}
   arguments = command(tiny_config, begun)
-  done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=env)
+  done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=env, timeout=300)
   assert done.returncode == 0, done.stderr
   assert "2 x cpu" in done.stdout and "resuming from step 8" in done.stdout
   assert_close(straight, begun)

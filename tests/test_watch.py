@@ -176,7 +176,9 @@ def test_a_pod_and_its_replacement_are_two_although_their_names_are_one(tmp_path
   )
   with workdir.claim(tmp_path):
     command = [sys.executable, "-c", program, str(tmp_path)]
-    other = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    other = subprocess.run(
+      command, capture_output=True, text=True, check=True, timeout=300
+    ).stdout.strip()
     assert other != str(workdir.own_temporary(tmp_path))
     with pytest.raises(ValueError, match="has been taken over by process 1 on train-0-0"):
       workdir.check_claim(tmp_path)

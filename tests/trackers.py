@@ -74,7 +74,9 @@ print(json.dumps([[run.info.status for run in runs], found, runs[0].data.params]
 def read(code: str, environment: dict, *arguments: str) -> list:
   """Returns what a reader prints."""
   command = [sys.executable, "-c", code, *arguments]
-  return json.loads(subprocess.run(command, env=environment, check=True, stdout=-1).stdout)
+  return json.loads(
+    subprocess.run(command, env=environment, check=True, stdout=-1, timeout=300).stdout
+  )
 
 
 def check(folder: Path) -> None:
@@ -96,8 +98,8 @@ def check(folder: Path) -> None:
     while first.poll() is None and harness.last_line(workdir) < 4:
       time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
-    assert first.wait() == harness.STOPPED
-    assert start(harness.PROGRAM, trackers).wait() == 0
+    assert first.wait(300) == harness.STOPPED
+    assert start(harness.PROGRAM, trackers).wait(300) == 0
 
   workdir, later = folder / "run", folder / "later"
   train_in_two(workdir, *2 * ["tensorboard,wandb,mlflow"])

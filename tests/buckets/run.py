@@ -40,7 +40,9 @@ def main() -> int:
   command = [sys.executable, "-m", "pytest", "-m", "buckets", "-k", SHORT]
   codes = []
   for place in places:  # each has servers of its own, which the clients do not forget
-    run = subprocess.run([*command, place, *options], cwd=packages.ROOT, env=environment)
+    run = subprocess.run(
+      [*command, place, *options], cwd=packages.ROOT, env=environment, timeout=1800
+    )
     codes.append(run.returncode)
   return max(codes)
 

@@ -43,7 +43,7 @@ def test_of_two_at_once_one_wins_and_the_other_names_it(url):
   results, ready, over = [], threading.Barrier(2), threading.Event()
 
   def hold() -> None:
-    ready.wait()
+    ready.wait(60)
     try:
       with claims.claim(url, STALE_SECS) as check:
         check()
@@ -59,7 +59,7 @@ def test_of_two_at_once_one_wins_and_the_other_names_it(url):
     time.sleep(0.05)
   over.set()
   for thread in threads:
-    thread.join()
+    thread.join(60)
   results.remove("holds")
   assert results[0].startswith(f"{url} is in use by process {os.getpid()} on ")
   # It has ended, so nobody waits.

@@ -177,14 +177,14 @@ def test_what_is_not_built_is_said(stores, folder, tmp_path):
 def test_a_disk_that_is_too_small_is_refused_first_with_both_sizes(stores, folder, tmp_path):
   url, proxy = publish(stores, "http", folder, "small"), stores["http"]
   size = ["-t", "tmpfs", "-o", "size=64k", "tmpfs"]
-  subprocess.run(["mount", *size, tmp_path], check=True)
+  subprocess.run(["mount", *size, tmp_path], check=True, timeout=300)
   try:
     proxy.requests.clear()
     with pytest.raises(OSError, match=r"copy .*small \(0.1 MB needed, 0.\d MB free\): set"):
       mirror.local(url, str(tmp_path))
     assert read(proxy) == []
   finally:
-    subprocess.run(["umount", "-l", tmp_path], check=True)
+    subprocess.run(["umount", "-l", tmp_path], check=True, timeout=300)
 
 
 def test_of_two_processes_of_a_host_one_copies_and_the_other_says_that_it_waits(
@@ -199,7 +199,7 @@ def test_of_two_processes_of_a_host_one_copies_and_the_other_says_that_it_waits(
     with copying(url, tmp_path) as first, copying(url, tmp_path) as second:
       said = [process.stdout.readline() for process in (first, second)]
       fcntl.flock(lock, fcntl.LOCK_UN)
-      ended = [process.communicate()[0] for process in (first, second)]
+      ended = [process.communicate(timeout=300)[0] for process in (first, second)]
   waiting = f"waiting for another process of this host that copies {url}"
   assert all(line[20:].strip() == waiting for line in said)
   assert all(text.splitlines()[-1] == str(copied) for text in ended)

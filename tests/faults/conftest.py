@@ -67,6 +67,8 @@ def disk(tmp_path) -> Iterator[Path]:
   """A disk of 40 MB, which takes root."""
   folder = tmp_path / "disk"
   folder.mkdir()
-  subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], check=True)
+  subprocess.run(
+    ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], check=True, timeout=300
+  )
   yield folder
-  subprocess.run(["umount", "-l", folder], check=True)
+  subprocess.run(["umount", "-l", folder], check=True, timeout=300)

@@ -132,7 +132,11 @@ def build(folder: Path) -> None:
   """Writes the text and builds its shards."""
   write_text(folder / "text.txt")
   subprocess.run(
-    command("electra_jax.data.build", folder, 1), cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+    command("electra_jax.data.build", folder, 1),
+    cwd=ROOT,
+    check=True,
+    stdout=subprocess.DEVNULL,
+    timeout=300,
   )
 
 

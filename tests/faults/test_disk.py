@@ -158,7 +158,7 @@ def test_a_workdir_that_becomes_read_only_is_a_clear_line(data, disk):
   workdir = disk / "run"
   harness.Run(data, workdir, 6, log__trackers="").finish()
   before = {p: p.read_bytes() for p in sorted(workdir.rglob("*")) if p.is_file()}
-  subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+  subprocess.run(["mount", "-o", "remount,ro", disk], check=True, timeout=300)
   error = harness.Run(data, workdir, 6).error()
   assert "Read-only file system" in error and str(disk) in error, error
   assert {p: p.read_bytes() for p in sorted(workdir.rglob("*")) if p.is_file()} == before

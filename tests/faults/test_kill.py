@@ -32,7 +32,7 @@ def test_a_build_killed_at_any_moment_is_done_again_to_the_same_bytes(data, tmp_
     process.wait()
     if (tmp_path / "data" / "manifest.json").exists():  # it had been faster
       shutil.rmtree(tmp_path / "data")
-  subprocess.run(arguments, cwd=harness.ROOT, check=True, stdout=subprocess.DEVNULL)
+  subprocess.run(arguments, cwd=harness.ROOT, check=True, stdout=subprocess.DEVNULL, timeout=300)
   names = sorted(p.name for p in (data / "data").iterdir() if p.is_file())
   for name in names:
     if not name.startswith(".") and name != "manifest.json":  # it names the text's path
