@@ -4,6 +4,7 @@ import functools
 import math
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -137,6 +138,30 @@ def moved(tree) -> set[str]:
     for m, t in ms.items()
     if any(map(np.any, jax.tree.leaves(t)))
   }
+
+
+def learns(spec, name) -> set[str]:
+  """Returns the modules "network/module" whose gradient depends on anything, without compiling.
+
+  A gradient that stops before a module is a constant of the traced program.
+  """
+  batch = make_batch()
+
+  def total(params):
+    keys = step.row_keys(0, jnp.int32(0), jnp.asarray(batch.row))
+    return objectives.make(spec)(params, batch, keys, jnp.int32(0))[name].total
+
+  traced = jax.make_jaxpr(jax.grad(total), return_shape=True)
+  program, shapes = traced(objectives.param_shapes(spec))
+  depends = set(program.jaxpr.invars)
+
+  def is_in(variable) -> bool:  # constants are not hashable
+    return isinstance(variable, jax.extend.core.Var) and variable in depends
+
+  for equation in program.jaxpr.eqns:
+    if any(map(is_in, equation.invars)):
+      depends |= set(equation.outvars)
+  return moved(jax.tree.unflatten(jax.tree.structure(shapes), map(is_in, program.jaxpr.outvars)))
 
 
 @pytest.mark.parametrize(

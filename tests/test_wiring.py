@@ -1,0 +1,130 @@
+"""What parts hand on to each other: order, seeds, signs. Each line here was once wrong unseen."""
+
+import dataclasses
+import json
+import random
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+from test_build import make_config
+
+from electra_jax.data import build, chunks, pretrain_batches, shards, sources
+from electra_jax.data.sources import SourceStats, TextChunk
+from electra_jax.interop import huggingface
+from electra_jax.monitor import display, journal, log
+from electra_jax.monitor.goodput import Goodput
+from electra_jax.pretrain import loop
+from electra_jax.report import saved_run, verdict
+from electra_jax.runtime import workdir
+
+GOLDEN = Path(__file__).parent / "golden" / "version_0_1"
+
+
+def test_a_warning_is_in_the_journal_from_which_the_report_judges(tmp_path):
+  shown = display.Display(Console(quiet=True), display.Activity)
+  lines = log.Log(tmp_path, shown, start_step=0, resumed=False)
+  lines.warn(["the discriminator does not learn"])
+  lines.close()
+  (event,) = journal.read(tmp_path)
+  assert (event["event"], event["text"]) == ("warning", "the discriminator does not learn")
+
+
+@pytest.mark.parametrize(("above", "word"), [(-0.01, verdict.GOOD), (0.01, verdict.BAD)])
+def test_a_loss_of_words_is_judged_at_the_baseline_itself(tmp_path, above, word):
+  shutil.copytree(GOLDEN / "run", tmp_path / "run")
+  config = json.loads((tmp_path / "run" / "config.json").read_text())
+  config["data"]["dir"] = str(GOLDEN / "data")
+  config["health"] = {"after_step": 0}
+  (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+  run = saved_run.read(tmp_path / "run", "run")
+  line = run.last("heldout") | {"mlm_loss": run.baselines.entropy + above, "rtd_auc": 0.9}
+  assert verdict.judge(dataclasses.replace(run, history=[line])).word == word
+
+
+def test_no_two_chunks_of_a_build_draw_the_same_numbers(monkeypatch):
+  monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+  texts = [TextChunk(bytes([i]), True, 0, f"text {i}", 6) for i in range(4)]
+  found = [chunk.index for part in (0, 1, 2) for chunk in chunks.chunks(texts, 0.0, part)]
+  assert len(found) == 15 and len(set(found)) == 15
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+  """Shards of 50 records, whose first ids count the documents of 60 files in three parts."""
+  folder = tmp_path_factory.mktemp("order")
+  (folder / "many").mkdir()
+  words = ["".join(pair) for pair in zip("abcdefghij" * 6, "klmnopqrst" * 6, strict=True)]
+  for i in range(60):
+    (folder / "many" / f"{i:02}.txt").write_text(f"{i:02} {words[i]} " * 20 + "\n")
+  config = make_config(folder, holdout_frac=0.0, examples_per_shard=50)
+  vocab = folder / "vocab.txt"
+  vocab.write_text(vocab.read_text() + "\n".join(f"{i:02}" for i in range(60)) + "\n")
+  config.data.update(sources=f"text:{folder}/many/*.txt", parts=3, examples="packed")
+  build.build(config)
+  return Path(config.data.dir)
+
+
+def test_the_records_of_a_build_are_in_the_order_of_its_files(built):
+  manifest = shards.read_manifest(built)
+  first = (built / "vocab.txt").read_text().splitlines().index("00")
+  files = [shard["file"] for shard in manifest["splits"]["train"]["shards"]]
+  records = np.concatenate([np.fromfile(built / x, shards.layout(manifest)) for x in files])
+  numbers = records["ids"][records["ids"] >= first]
+  assert len(files) > 3 and len(np.unique(numbers)) == 60
+  assert (np.diff(numbers.astype(int)) >= 0).all()
+
+
+def test_examples_are_read_in_the_order_of_the_manifest(built):
+  data = pretrain_batches.Shards.open(built)
+  files = [shard["file"] for shard in data.manifest["splits"]["train"]["shards"]]
+  whole = np.concatenate([np.fromfile(built / x, shards.layout(data.manifest)) for x in files])
+  index = np.array(random.Random(0).sample(range(data.num_examples), 40))
+  np.testing.assert_array_equal(data.read(index).ids, whole["ids"][index])
+
+
+def test_the_documents_that_a_fraction_keeps_are_held_out_as_often_as_all(tmp_path):
+  (tmp_path / "a.txt").write_text("\n\n".join(f"document {i}" for i in range(1000)))
+  (source,) = sources.parse(f"text:{tmp_path}/a.txt@0.5")
+  kept = list(sources.documents(source, SourceStats(source)))
+  held_out = sum(chunks.is_held_out(text.key, 0.5) for text in kept)
+  # Half of 500: six standard deviations of 11 are 67. All or none, if both draws were one.
+  assert 400 < len(kept) < 600 and abs(held_out - len(kept) / 2) < 67
+
+
+def test_the_log_is_on_the_disk_before_a_checkpoint_of_its_step_begins(tmp_path):
+  happened = []
+  saver = SimpleNamespace(
+    run=SimpleNamespace(
+      config=SimpleNamespace(train=SimpleNamespace(batch_size=8), seed=0),
+      shards=SimpleNamespace(num_examples=20),
+      record={},
+      workdir=tmp_path,
+    ),
+    goodput=Goodput(),
+    skipped=(),
+    window=SimpleNamespace(state_dict=dict),
+    clock=SimpleNamespace(state_dict=lambda: None),
+    log=SimpleNamespace(sync=lambda: happened.append("lines")),
+    checkpoints=SimpleNamespace(save=lambda step, state, meta: happened.append((step, meta))),
+    state=None,
+  )
+  with workdir.claim(tmp_path):
+    loop.Loop._save(saver, 5, final=False, now=False)
+  first, (step, meta) = happened
+  assert first == "lines" and step == 5
+  assert meta["position"] == {"sequences": 40, "epoch": 2}
+
+
+def test_the_exported_tokenizer_marks_the_second_of_two_texts(words, tmp_path):
+  from tokenizers import Tokenizer
+
+  assert huggingface.save_tokenizer(tmp_path, words, 16)
+  exported, vocab = Tokenizer.from_file(str(tmp_path / "tokenizer.json")), words.vocab
+  pair = exported.encode("the", "a b")
+  ids = [vocab.cls, *words.encode_batch(["the"])[0], vocab.sep]
+  ids += [*words.encode_batch(["a b"])[0], vocab.sep]
+  assert pair.ids == ids and pair.type_ids == [0, 0, 0, 1, 1, 1]
