@@ -56,7 +56,7 @@ class GeneratorOutput(NamedTuple):
   terms: dict[str, Term]  # its losses and metrics
   # [B, K, D] at the masked positions ([B, K, 2 D] of two towers); None without a network
   states: jax.Array | None = None
-  # [B, L] -log q(token | all others), from a two-tower generator; else None
+  # [B, L] -log q(token | all others) of a two-tower generator that never samples [MASK]; else None
   nll: jax.Array | None = None
 
 
@@ -126,11 +126,12 @@ def two_tower(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Gene
   network = networks.weights_of(spec, params, "generator")
   # Chunks of K positions need no more memory than a masked language model.
   K = inputs.masked.positions.shape[1]
-  loss, hit = networks.chunked_nll(cfg, network, states, batch.ids, chunk_size=K)
+  never = spec.masking.mask_id
+  loss, hit, nll = networks.chunked_nll(cfg, network, states, batch.ids, chunk_size=K, never=never)
   terms = token_terms("cloze", loss, hit, masking.maskable(batch, spec.masking), spec.mlm_weight)
   states = masking.gather(states, inputs.masked)
   logits = networks.vocabulary_logits(cfg, network, states)
-  return GeneratorOutput(logits, terms, states, loss)
+  return GeneratorOutput(logits, terms, states, nll)
 
 
 def _two_seeds(dropout_seeds):
@@ -153,8 +154,13 @@ def unigram(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Genera
   return GeneratorOutput(jnp.broadcast_to(logits, (*shape, counts.size)), {})
 
 
-def one_at_a_time(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
-  """Returns a masked LM's log-probabilities [B, L], in L passes that mask one token each."""
+def one_at_a_time(
+  spec: PretrainSpec, params: dict, batch: Batch, sampled: bool = True
+) -> jax.Array:
+  """Returns a masked LM's log-probabilities [B, L], in L passes that mask one token each.
+
+  With `sampled`, those it samples from as a generator, without [MASK].
+  """
   cfg, network = masked_language_model(spec, params)
 
   def at(t):
@@ -162,17 +168,23 @@ def one_at_a_time(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
     states = networks.encode(cfg, network, masked_ids, batch, None)
     states = jax.lax.dynamic_slice_in_dim(states, t, 1, axis=1)
     logits = networks.vocabulary_logits(cfg, network, states)
+    if sampled:
+      logits = masking.disallow(logits, jnp.int32(spec.masking.mask_id))
     return -networks.nll(logits, jax.lax.dynamic_slice_in_dim(batch.ids, t, 1, axis=1))[0][:, 0]
 
   return jax.lax.map(at, jnp.arange(batch.ids.shape[1])).T
 
 
 def two_tower_log_q(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
-  """Returns a two-tower generator's log-probabilities [B, L], in one pass."""
+  """Returns the log-probabilities [B, L] that a two-tower generator samples from, in one pass."""
   states = two_tower_states(spec, params, batch, (None, None))
   network = networks.weights_of(spec, params, "generator")
   K = spec.masking.num_masked(batch.ids.shape[1], training=False)
-  return -networks.chunked_nll(spec.generator, network, states, batch.ids, chunk_size=K)[0]
+  never = spec.masking.mask_id
+  found = networks.chunked_nll(
+    spec.generator, network, states, batch.ids, chunk_size=K, never=never
+  )
+  return -found[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +198,7 @@ class GeneratorDef:
   # whether its loss covers all tokens, with causal encoders on the unmasked text
   predicts_all: bool = False
   pretrained: bool = False  # whether its weights are from generator.init_from
-  # (spec, params, batch) -> log q(token | all others) [B, L], or None
+  # (spec, params, batch) -> log q(token | all others) [B, L] of its samples, or None
   log_q: Callable[[PretrainSpec, dict, Batch], jax.Array] | None = None
 
   @property

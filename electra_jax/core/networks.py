@@ -299,12 +299,21 @@ nll.defvjp(_nll_fwd, _nll_bwd)
 
 
 def chunked_nll(
-  cfg: TransformerConfig, network: dict, states: jax.Array, tokens: jax.Array, *, chunk_size: int
-) -> tuple[jax.Array, jax.Array]:
+  cfg: TransformerConfig,
+  network: dict,
+  states: jax.Array,
+  tokens: jax.Array,
+  *,
+  chunk_size: int,
+  never: int | None = None,
+) -> tuple[jax.Array, ...]:
   """Returns `nll` of tokens [B, L] from states [B, L, D] and a network as in `vocabulary_logits`.
 
   The logits [B, L, V] are computed in chunks of `chunk_size` positions, and recomputed in the
   backward pass.
+
+  Args:
+    never: a token of probability 0 in an additional third result: -log p [B, L], without gradient.
   """
   B, L, D = states.shape
   chunks = -(-L // chunk_size)
@@ -314,7 +323,11 @@ def chunked_nll(
 
   @jax.checkpoint
   def of_chunk(chunk):
-    return nll(vocabulary_logits(cfg, network, chunk[0]), chunk[1])
+    logits = vocabulary_logits(cfg, network, chunk[0])
+    if never is None:
+      return nll(logits, chunk[1])
+    allowed = masking.disallow(jax.lax.stop_gradient(logits), jnp.int32(never))
+    return *nll(logits, chunk[1]), nll(allowed, chunk[1])[0]
 
-  loss, hit = jax.lax.map(of_chunk, (states, tokens))
-  return tuple(x.swapaxes(0, 1).reshape(B, -1)[:, :L] for x in (loss, hit))
+  found = jax.lax.map(of_chunk, (states, tokens))
+  return tuple(x.swapaxes(0, 1).reshape(B, -1)[:, :L] for x in found)

@@ -18,7 +18,7 @@ from electra_jax.core.transformer_config import TransformerConfig
 
 def masked_lm(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
   """Returns a masked language model's log p, in passes that mask one token each."""
-  return generators.one_at_a_time(spec, params, batch)
+  return generators.one_at_a_time(spec, params, batch, sampled=False)
 
 
 def energy(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
