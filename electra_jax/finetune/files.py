@@ -1,6 +1,5 @@
 """Reads the files of tasks: tables, JSON lines, parquet and lines of text, plain or compressed."""
 
-import bz2
 import csv
 import difflib
 import io
@@ -18,7 +17,7 @@ _CELL = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^"\t\n]*))(\t|\n|\Z)')
 _MARKS = set('"\t\n\r')  # a cell with one of these is quoted
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # valid in JSON, not in UTF-8
 MAX_BAD_FRAC = 0.01  # fraction of a file's examples above which the file is rejected
-COMPRESSED = (*compressed.NEW, ".bz2")
+COMPRESSED = tuple(compressed.NEW)
 # The place and the columns, then for each row its place and {column: value} or its fault.
 Rows = Iterator[tuple[str, Any]]
 
@@ -33,15 +32,15 @@ def read_bytes(path: str | os.PathLike) -> bytes:
   gzip is also recognised by its first bytes.
 
   Raises:
-    TaskError: the file is missing or damaged.
+    TaskError: the file is missing, damaged, or decompresses to far more than text does.
   """
   name = os.fspath(path).lower()
   try:
     is_remote = storage.is_remote(name)
     with io.BytesIO(storage.read(os.fspath(path))) if is_remote else open(path, "rb") as file:
-      raw = bz2.open(file) if name.endswith(".bz2") else io.BufferedReader(file)
+      raw = io.BufferedReader(file)
       name = ".gz" if raw.peek(2)[:2] == b"\x1f\x8b" else name
-      return compressed.decompressed(raw, name).read()
+      return compressed.read_whole(raw, name)
   except FileNotFoundError:
     raise TaskError(f"{path}: no such file") from None
   except (OSError, EOFError) as error:
