@@ -372,7 +372,8 @@ def test_what_is_missing_is_said_before_anything_is_trained(
   old, new, message, tmp_path, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
-  Path("mine.py").write_text(TINY.replace(old, new).format(data="data"))
+  text = TINY.replace(old, new).format(data="data")
+  Path("mine.py").write_text(text, encoding="utf-8")
   with pytest.raises(ValueError, match=message):
     cli.call("experiment", ["mine.py", "--out=out"])
   assert not list(Path("out").iterdir())

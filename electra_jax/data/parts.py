@@ -199,9 +199,10 @@ def _of_part(plan: Plan, part: int) -> str:
   return f", part {part} of {plan.parts}" if plan.parts > 1 else ""
 
 
-def _counts(reader: PartReader) -> dict[str, dict[str, int]]:
+def _counts(reader: PartReader) -> dict[str, dict[str, int | str]]:
   found = reader.stats.items()
-  return {str(place): {key: getattr(stats, key) for key in COUNTS} for place, stats in found}
+  keys = (*COUNTS, "bad", "note")
+  return {str(place): {key: getattr(stats, key) for key in keys} for place, stats in found}
 
 
 def write_vocabulary(work: Path, plan: Plan) -> None:
@@ -378,7 +379,11 @@ def check_sources(plan: Plan, pieces: list[dict]) -> list[dict]:
   for place, entry in enumerate(plan.inputs):
     parts = [found["sources"][str(place)] for found in pieces if str(place) in found["sources"]]
     totals = {key: sum(counted[key] for counted in parts) for key in COUNTS}
-    check_undecodable(SourceStats(entry.source, **totals), plan.config.data.max_bad_frac)
+    # Parts of earlier versions lack what is not a count.
+    bad, note = (next(filter(None, (x.get(k) for x in parts)), "") for k in ("bad", "note"))
+    check_undecodable(SourceStats(entry.source, **totals, bad=bad), plan.config.data.max_bad_frac)
+    if note and "splits" in pieces[0]:  # once, at the end
+      print_line(f"note: source {entry.source.text!r}: {note}")
     counts.append(
       {"source": entry.source.text, "weight": entry.source.weight}
       | {"files": len(entry.sizes), "file_bytes": sum(entry.sizes)}

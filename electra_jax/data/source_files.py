@@ -9,13 +9,26 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from electra_jax.data.compressed import decompressed
 from electra_jax.data.tokenizer import first_line
-from electra_jax.runtime import storage
-from electra_jax.runtime.foreign import inside, read_json
+from electra_jax.runtime import foreign, storage
 from electra_jax.runtime.storage import Object
 
 STREAMED = ("text", "jsonl")  # kinds that are read sequentially
 WHOLE_BYTES, BLOCK_BYTES = 1 << 20, 1 << 16  # read for the tag of a file
+
+
+# {what a file may be in place of text: what to do}; FORMAT stands for its name
+REMEDIES = {
+  **dict.fromkeys(("UTF-16", "UTF-32", "Windows-1252"), "convert it: iconv -f FORMAT -t UTF-8"),
+  "GBK, Shift-JIS or Windows-1251": "convert it to UTF-8 with iconv",
+  "gzip": "add .gz to its name",
+  "Zstandard": "add .zst to its name",
+  "xz": "add .xz to its name",
+  "bzip2": "add .bz2 to its name",
+  "Parquet": "read it as parquet:GLOB#field",
+  "a JSON array": "write one object a line: jq -c '.[]'",
+}
 
 
 class SourceError(ValueError):
@@ -32,6 +45,49 @@ class TextSource:
   split: str = ""
   field: str = ""
   weight: float = 1.0
+
+
+def likely(data: bytes, json: bool = False) -> str:
+  """Returns "; probably FORMAT: what to do" for the beginning of a file that is not what it should.
+
+  Args:
+    json: whether it should be JSON lines.
+  """
+  is_array = json and data.lstrip().startswith(b"[")
+  if not (kind := "a JSON array" if is_array else foreign.likely_format(data)):
+    return ""
+  return f"; probably {kind}: {REMEDIES.get(kind, 'extract its text').replace('FORMAT', kind)}"
+
+
+def first_bad_byte(file: Object) -> str:
+  """Returns place, reason and likely format of a file's first byte that is no text; "" for none.
+
+  Raises SourceError as `opened`.
+  """
+  line, offset, rest, head, ascii_only = 1, 0, b"", b"", True
+  with opened(file) as raw:
+    stream = decompressed(raw, file.url)
+    while True:
+      block = stream.read(BLOCK_BYTES)
+      data, rest, bad = rest + block, b"", -1
+      head = head or data
+      try:
+        data.decode("utf-8")
+        bad = data.find(0) if data.count(0) > len(data) // 4 else -1
+      except UnicodeDecodeError as error:
+        bad = error.start
+        if block and error.end == len(data):  # a character that the next block may end
+          data, rest, bad = data[:bad], data[bad:], -1
+      ascii_only &= data[: bad if bad >= 0 else None].isascii()
+      if bad >= 0:
+        line += data.count(b"\n", 0, bad)
+        near = data[max(bad - 500, 0) if offset else 0 : bad + 500]
+        hint = likely(head[:8] * bool(offset) + near) if ascii_only else ""
+        where = f"{file.url}:{line}: byte 0x{data[bad]:02x} at {offset + bad:,} is not UTF-8 text"
+        return where + hint
+      if not block:
+        return ""
+      line, offset = line + data.count(b"\n"), offset + len(data)
 
 
 def with_kind(url: str) -> str:
@@ -72,7 +128,9 @@ def _remote_files(source: TextSource) -> list[Object]:
 
 def _local_files(source: TextSource) -> list[str]:
   real, found = functools.cache(os.path.realpath), {}
-  paths = glob.glob(source.target, recursive=True)
+  # Brackets are a part of the name where no file matches them as a pattern.
+  names = (source.target, source.target.replace("[", "[[]"))
+  paths = next(filter(None, (glob.glob(name, recursive=True) for name in names)), [])
   for path in sorted(paths, key=lambda path: (len(path), path)):
     folder, name = os.path.split(path)
     found.setdefault((real(folder), name), path)  # once, although ** may follow a cyclic link
@@ -81,8 +139,18 @@ def _local_files(source: TextSource) -> list[str]:
     if not os.path.exists(path):
       raise SourceError(f"source {source.text!r}: {path} is a link to a missing file")
   if not paths:
-    raise SourceError(f"source {source.text!r} matches no file")
+    raise SourceError(_no_file(source, [*found.values()]))
   return paths
+
+
+def _no_file(source: TextSource, others: list[str]) -> str:
+  """Returns why a source has no file; `others` are the folders, pipes and so on that it matches."""
+  if any(map(os.path.isdir, others)):
+    return f"source {source.text!r}: {others[0]} is a folder: name files, e.g. {others[0]}/*.txt"
+  if others:
+    return f"source {source.text!r}: {others[0]} is a pipe or a device: copy it to a file"
+  comma = "; a source begins with its kind, e.g. text:" if "," in source.target else ""
+  return f"source {source.text!r} matches no file{comma}"
 
 
 def _dataset_files(source: TextSource) -> list[str]:
@@ -90,11 +158,11 @@ def _dataset_files(source: TextSource) -> list[str]:
   state, splits = (os.path.join(source.target, x) for x in ("state.json", "dataset_dict.json"))
   path = splits if os.path.isfile(splits) else state
   try:
-    content = read_json(path)
+    content = foreign.read_json(path)
     if path == splits:
       names, first = ", ".join(content["splits"]), content["splits"][0]
     else:
-      found = [str(inside(source.target, x["filename"])) for x in content["_data_files"]]
+      found = [str(foreign.inside(source.target, x["filename"])) for x in content["_data_files"]]
   except FileNotFoundError:
     raise SourceError(
       f"source {source.text!r}: {state} is missing: save the dataset with save_to_disk"

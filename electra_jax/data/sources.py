@@ -1,13 +1,17 @@
-"""Reads text from files, JSON lines, tables, TFDS datasets and the local Python's docstrings.
+r"""Reads text from files, JSON lines, tables, TFDS datasets and the local Python's docstrings.
 
 A specification is a comma-separated list; each entry may end in `@weight`:
 
-  text:GLOB             plain text, in which a blank line ends a document; also .gz, .xz or .zst
+  text:GLOB             plain text, in which a blank line ends a document
   jsonl:GLOB#field      one JSON object per line, whose string `field` is a document
   parquet:GLOB#field    one document per row, in the string column `field`
   hf:PATH#field         the same, for a folder written by `save_to_disk` of Hugging Face's datasets
   tfds:NAME[:SPLIT][#field]   a dataset of tensorflow_datasets; default 'train' and 'text'
   python-docs           docstrings of the standard library and of every installed package
+
+Text and JSON lines may be compressed: .gz, .xz, .zst or .bz2. A backslash in front of , @ # [ ] * ?
+or \ makes it a part of the name; a comma needs none unless a word and a colon follow, and brackets
+none where a file has the name.
 
 A GLOB may be a URL: s3://BUCKET/GLOB, gs://BUCKET/GLOB, hf://datasets/OWNER/NAME[@REVISION]/GLOB,
 or https://HOST/PATH, which names one file.
@@ -26,13 +30,23 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
+import string
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from electra_jax.data import tfds
 from electra_jax.data.compressed import decompressed
-from electra_jax.data.source_files import SourceError, TextSource, files, opened, with_kind
+from electra_jax.data.source_files import (
+  SourceError,
+  TextSource,
+  files,
+  first_bad_byte,
+  likely,
+  opened,
+  with_kind,
+)
 from electra_jax.data.tokenizer import first_line
 from electra_jax.runtime import storage
 from electra_jax.runtime.storage import Object
@@ -40,9 +54,13 @@ from electra_jax.runtime.storage import Object
 PIECE_BYTES = 1 << 20
 LINE_BYTES = 1 << 16
 TABLE_ROWS = 64  # of a Parquet file in memory at a time
-NOT_UTF8 = b"\xff"  # the line of a document without text, which so counts as undecodable
+JSON_BYTES = 1 << 28  # of the longest line that is parsed
+LONG_DOCUMENT = 1000  # mean number of lines from which blank lines may be missing
 EARLY_STOP_DOCUMENTS = 10_000  # with fewer, the share of undecodable documents is unreliable
 
+_ESCAPED = re.compile(r"\\([,@#\[\]*?\\\s])", re.ASCII)
+_HIDDEN = 0xD800  # plus an escaped character: a surrogate, which neither text nor names have
+_NEXT_ENTRY = re.compile(r",(?=\s*(?:$|,|[\w-]+:|python-docs\s*(?:$|[,@])))")
 _TFDS = re.compile(r"(?P<name>[^:#]+(:\d+\.\d+\.\d+)?)(:(?P<split>[^#]+))?(#(?P<field>.+))?")
 
 
@@ -68,18 +86,63 @@ class SourceStats:
   undecodable: int = 0
   text_bytes: int = 0
   kept: int = 0  # documents of the first pass that a weight below 1 keeps
+  bad: str = ""  # the place of the first undecodable document, and why
+  lines: int = 0  # without blank ones
+  returns: int = 0  # carriage returns inside lines
+  files: int = 0  # in one pass
+  file: Object | None = None  # being read
+  before: int = 0  # documents and undecodable ones in front of `file`
 
   @property
   def total_bytes(self) -> float:
     return self.file_bytes * self.source.weight
 
+  @property
+  def seen(self) -> int:
+    return self.documents + self.undecodable
+
+  @property
+  def note(self) -> str:
+    """What is odd about the text; "" if nothing is."""
+    if self.undecodable:
+      return f"{self.undecodable:,} of {self.seen:,} documents are undecodable, first {self.bad}"
+    if self.returns > self.lines:
+      return "its lines end with carriage returns only: convert it (tr '\\r' '\\n')"
+    documents = "document" if self.documents == 1 else "documents"
+    if self.source.kind == "text" and self.lines >= LONG_DOCUMENT * max(self.files, self.documents):
+      return (
+        f"{self.documents:,} {documents} in {self.lines:,} lines: blank lines separate documents"
+      )
+    return ""
+
 
 def parse(spec: str) -> tuple[TextSource, ...]:
   """Parses a specification. Raises SourceError, which names the invalid entry."""
-  sources = tuple(_parse_entry(entry.strip()) for entry in spec.split(",") if entry.strip())
+  hidden = _ESCAPED.sub(lambda match: chr(_HIDDEN + ord(match[1])), spec)
+  entries = (entry.strip(string.whitespace) for entry in _NEXT_ENTRY.split(hidden))
+  sources = tuple(_parse_entry(entry) for entry in entries if entry.strip(","))
   if not sources:
     raise SourceError("data.sources is empty")
   return sources
+
+
+def escape(path: str) -> str:
+  r"""Returns a file's path as a part of a specification.
+
+  >>> escape("Corpus [v2], cleaned.txt")
+  'Corpus \\[v2\\]\\, cleaned.txt'
+  """
+  return re.sub(r"[,@#\[\]*?\\]|\s(?=\s*$)", r"\\\g<0>", path, flags=re.ASCII)
+
+
+def _shown(text: str, form: str) -> str:
+  """Returns a text with its hidden characters, those of patterns in a form."""
+
+  def show(match: re.Match) -> str:
+    char = chr(ord(match[0]) - _HIDDEN)
+    return form.format(char) if char in "[*?" or "\\" in form else char
+
+  return re.sub("[\ud800-\ud87f]", show, text)
 
 
 def _parse_entry(entry: str) -> TextSource:
@@ -88,11 +151,16 @@ def _parse_entry(entry: str) -> TextSource:
     value = float(weight) if text else 1.0
   except ValueError:  # the @ belongs to a path
     text, value = entry, 1.0
-  text = text or entry
+  whole, part = (x.partition(":")[2] for x in (entry, text))
+  if os.path.isfile(whole) and not os.path.exists(part):
+    text, value = entry, 1.0
+  kind, _, target = (text or entry).partition(":")
+  pattern, _, field = target.rpartition("#")
+  entry, text = (_shown(x, "\\{}") for x in (entry, text or entry))
+  target, pattern = (_shown(x, "{}" if kind == "hf" else "[{}]") for x in (target, pattern))
+  field = _shown(field, "{}")
   if not 0 < value < math.inf:
     raise SourceError(f"source {entry!r}: the weight must be above 0, got {weight}")
-  kind, _, target = text.partition(":")
-  pattern, _, field = target.rpartition("#")
   if f"{kind}://" == text[: len(kind) + 3] and kind in storage.STORES:
     raise SourceError(f"source {text!r}: name the kind of file, e.g. {with_kind(text)}")
   if text == "python-docs":
@@ -131,7 +199,7 @@ def documents(
 ) -> Iterator[TextChunk]:
   """Yields the chunks of a source, repeated by its weight, and counts them in `stats`.
 
-  Skips undecodable documents: not UTF-8, not JSON, or null.
+  Skips undecodable documents: not UTF-8, a quarter NUL, not JSON, or null.
 
   Args:
     found: the files to read; None means all files of the source.
@@ -162,22 +230,26 @@ def documents(
 
 def check_undecodable(stats: SourceStats, max_bad_frac: float, at_least: int = 1) -> None:
   """Raises SourceError if too large a share of `at_least` or more documents is undecodable."""
-  seen = stats.documents + stats.undecodable
-  if stats.undecodable > max_bad_frac * max(seen, at_least):
+  if stats.undecodable > max_bad_frac * max(stats.seen, at_least):
     raise SourceError(
-      f"source {stats.source.text!r}: {stats.undecodable} of {seen} documents are null or"
+      f"source {stats.source.text!r}: {stats.undecodable} of {stats.seen} documents are null or"
       f" undecodable: fix the files or raise data.max_bad_frac={max_bad_frac}"
+      + (f"; the first: {stats.bad}" if stats.bad else "")
     )
 
 
 def _assemble(
-  lines: Iterator[bytes | None], stats: SourceStats, repeat: int
+  lines: Iterator[bytes | str | None], stats: SourceStats, repeat: int
 ) -> Iterator[TextChunk]:
-  """Yields chunks of documents from their lines; None ends a document."""
+  """Yields chunks of documents from their lines; see READERS."""
   held: list[bytes] = []
   size, key, skip = 0, None, False
 
   for line in lines:
+    if isinstance(line, str):
+      stats.undecodable += 1
+      stats.bad = stats.bad or line
+      continue
     if line is not None:
       if skip or not (line := line.strip()):
         continue
@@ -186,14 +258,16 @@ def _assemble(
       if size < PIECE_BYTES:
         continue
     if held:
-      data = b"\n".join(held)
+      data, number = b"\n".join(held), len(held)
       held, size = [], 0
-      try:
-        text = data.decode("utf-8")
-      except UnicodeDecodeError:
+      if (text := _decoded(data)) is None:
+        stats.bad = stats.bad or _place(stats)
         stats.undecodable += 1
         skip = True  # the rest of this document
       else:
+        if not repeat:
+          stats.lines += number
+          stats.returns += data.count(b"\r")
         if first := key is None:
           key = hashlib.blake2b(data, digest_size=16).digest()
           stats.documents += 1
@@ -203,13 +277,33 @@ def _assemble(
       key, skip = None, False
 
 
+def _decoded(data: bytes) -> str | None:
+  """Returns the text, or None if it is not UTF-8 or as full of NULs as UTF-16."""
+  try:
+    return None if data.count(0) > len(data) // 4 else data.decode("utf-8")
+  except UnicodeDecodeError:
+    return None
+
+
+def _place(stats: SourceStats) -> str:
+  """Returns the place of the document that is being read, which is not text."""
+  number = f"document {stats.seen - stats.before + 1:,}"
+  if stats.file is None:
+    return number
+  tables = stats.source.kind in OF_FIELDS
+  return (
+    "" if tables else first_bad_byte(stats.file)
+  ) or f"{stats.file.url}: {number} is not UTF-8"
+
+
 def _file_lines(
   source: TextSource, stats: SourceStats, found: Sequence[Object]
-) -> Iterator[bytes | None]:
-  """Yields the lines of each document, then None; updates `stats.done_bytes`."""
-  stats.file_bytes = sum(file.size for file in found)
+) -> Iterator[bytes | str | None]:
+  """Yields the lines of each document, then None; updates `stats`."""
+  stats.file_bytes, stats.files = sum(file.size for file in found), len(found)
   for file in found:
     before = stats.done_bytes
+    stats.file, stats.before = file, stats.seen
     with opened(file) as raw:
       for line in READERS[source.kind](decompressed(raw, file.url), file.url, source.field):
         if line is None:
@@ -232,27 +326,41 @@ def _text_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | Non
       empty = True
 
 
-def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
-  for number, line in enumerate(stream, 1):
+def _json_lines(stream: BinaryIO, path: str, field: str) -> Iterator[bytes | str | None]:
+  number = 0
+  while line := stream.readline(JSON_BYTES):
+    number += 1
     if line.isspace():
       continue
-    try:
-      value = json.loads(line)
-    except (ValueError, RecursionError):  # nested thousands deep
-      value = {field: None}
-    text = value.get(field, 0) if isinstance(value, dict) else 0  # 0: missing
-    if text is None:
-      yield NOT_UTF8
-    elif isinstance(text, str):
-      # A lone surrogate passes here and is undecodable later.
-      yield from _lines(io.BytesIO(text.encode("utf-8", "surrogatepass")))
+    place, wrong, text = f"{path}:{number}", "", None
+    if len(line) == JSON_BYTES:
+      wrong = f"above {JSON_BYTES:,} bytes"
+      while line and not line.endswith(b"\n"):
+        line = stream.readline(JSON_BYTES)
+    else:
+      try:
+        value = json.loads(line)
+        text = value.get(field, value) if isinstance(value, dict) else value
+        wrong = f"{field!r} is null" if text is None else ""
+        text = text.encode("utf-8") if isinstance(text, str) else text
+      except UnicodeEncodeError as error:
+        wrong = f"{field!r} has a lone surrogate, \\u{ord(error.object[error.start]):x}"
+      except (ValueError, RecursionError) as error:  # nested thousands deep
+        wrong = f"not JSON ({error})" + likely(line, json=True)
+    if wrong:
+      yield f"{place}: {wrong}"
+    elif isinstance(text, bytes):
+      yield from _lines(io.BytesIO(text))
     else:
       has = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
-      raise SourceError(f"{path}: line {number} has no string field {field!r} (found: {has:.200})")
+      raise SourceError(
+        f"{path}: line {number} has no string field {field!r} (found: {has:.200})"
+        + likely(line, json=True)
+      )
     yield None
 
 
-def _table_lines(read: Callable, stream: BinaryIO, path: str, field: str) -> Iterator[bytes | None]:
+def _table_lines(read: Callable, stream: BinaryIO, path: str, field: str) -> Iterator:
   """Yields the lines of a column; `read(stream, field)` returns the table's schema and batches."""
   import pyarrow
 
@@ -266,9 +374,12 @@ def _table_lines(read: Callable, stream: BinaryIO, path: str, field: str) -> Ite
       pyarrow.array([], found).cast(pyarrow.large_binary())
     except pyarrow.ArrowException:
       raise SourceError(f"{path}: column {field!r} is {found}, not text") from None
+    number = 0
     for batch in batches:
       for value in batch.column(field).cast(pyarrow.large_binary()).to_pylist():
-        yield from [NOT_UTF8] if value is None else _lines(io.BytesIO(value))
+        number += 1
+        null = f"{path}: {field!r} of row {number:,} is null"
+        yield from [null] if value is None else _lines(io.BytesIO(value))
         yield None
   except (pyarrow.ArrowException, OSError) as error:
     raise OSError(first_line(error)) from None
@@ -288,7 +399,8 @@ def _read_arrow(stream: BinaryIO, field: str):
   return reader.schema, reader
 
 
-# Kinds of files: {kind: (stream, path, field) -> the lines of each document, then None}.
+# Kinds of files: {kind: (stream, path, field) -> for each document its lines, bytes, or else a str,
+# why it is undecodable; then None}.
 OF_FIELDS = ("jsonl", "parquet", "hf")
 READERS = {
   "text": _text_lines,

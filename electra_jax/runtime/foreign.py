@@ -15,6 +15,7 @@ _MAGIC = {
   b"%PDF": "PDF",
   b"PAR1": "Parquet",
   b"ARROW1": "Arrow",
+  b"\xff\xfe\0\0": "UTF-32",
   b"\xff\xfe": "UTF-16",
   b"\xfe\xff": "UTF-16",
 }
@@ -69,9 +70,12 @@ def likely_format(data: bytes) -> str:
     if data.startswith(magic):
       return name
   if data.count(0) > len(data) // 4:
-    return "UTF-16"
+    return "UTF-16" if data.strip(b"\0") else ""
   try:
     data.decode("cp1252")
   except UnicodeDecodeError:
     return ""
-  return "Windows-1252" if b"\0" not in data else ""
+  marked = sum(byte >= 0x80 for byte in data)
+  if b"\0" in data or not marked:
+    return ""
+  return "Windows-1252" if marked < len(data) / 4 else "GBK, Shift-JIS or Windows-1251"
