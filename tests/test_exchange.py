@@ -299,7 +299,7 @@ def test_a_folder_that_changes_berts_rules_is_read_by_its_tokenizer_json(tmp_pat
   ).save(str(folder / "tokenizer.json"))
   assert ids("Übung") == [5]
   config.write_text("{")
-  with pytest.raises(ExchangeError, match="tokenizer_config.json is damaged"):
+  with pytest.raises(ExchangeError, match="tokenizer_config.json is not JSON"):
     ids("Übung")
 
 

@@ -66,7 +66,7 @@ def test_a_run_that_fails_is_a_failed_one_in_its_trackers(error, tmp_path):
 def test_a_damaged_file_of_ids_is_one_line(tmp_path, content):
   (tmp_path / trackers.IDS_FILE).write_bytes(content)
   with pytest.raises(
-    trackers.TrackerError, match="trackers.json is damaged .*: delete it to "
+    trackers.TrackerError, match="trackers.json (is not JSON|holds a JSON).*: delete it to "
   ) as e:
     trackers.Start(tmp_path, 0, True, {}).remembered("wandb", lambda: "b")
   assert cli.explain(e.value) == str(e.value)

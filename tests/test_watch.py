@@ -213,7 +213,7 @@ def test_a_folder_of_checkpoints_without_a_whole_configuration_is_no_run(tmp_pat
   with pytest.raises(ValueError, match="holds checkpoints but no config.json"):
     workdir.read_config(tmp_path)
   (tmp_path / "config.json").write_text('{"seed"')
-  with pytest.raises(ValueError, match="config.json is damaged"):
+  with pytest.raises(ValueError, match="config.json is not JSON"):
     workdir.read_config(tmp_path)
 
 

@@ -7,7 +7,8 @@ the rows. Defaults and meanings are in configs/base.py and configs/finetune/base
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -74,6 +75,23 @@ class Row:
         )
         found += ["no effect here"] if unread else []
     return found
+
+
+def check_ranges(flat: Mapping, rows: Mapping[str, Row]) -> None:
+  """Raises ValueError if a number of a flat configuration is outside its row's range."""
+  for field, x in flat.items():
+    if x is None or isinstance(x, bool | str):
+      continue
+    row = rows[field]
+    for wrong, wanted in (
+      (math.isnan(x) or (math.isinf(x) and not row.infinite), "finite"),
+      (row.range == ABOVE_0 and x <= 0, ABOVE_0),
+      (row.range == BELOW_1 and not 0 <= x < 1, BELOW_1),
+      (row.in_32_bits and x >= 2**31, "below 2**31"),
+      (row.range != SIGNED and x < 0, "at least 0"),
+    ):
+      if wrong:
+        raise ValueError(f"config.{field} must be {wanted}, got {x}")
 
 
 def _attention() -> Collection[str]:

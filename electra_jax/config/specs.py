@@ -25,6 +25,7 @@ from electra_jax.runtime.workdir import CONFIG_FILE, read_run_config
 # Additional fields of a run's saved configuration: the config of its frozen generator, or None,
 # and the result of `registered`, if it is not empty.
 FROZEN_GENERATOR, REGISTERED = "frozen_generator", "registered"
+DAMAGED = f"{CONFIG_FILE} of the run is damaged"
 FIELDS = dataclasses.fields(PretrainSpec)
 ALL_LAYERS = 1000  # more than any network has
 
@@ -121,13 +122,17 @@ def read_spec(workdir: str | Path, vocab) -> PretrainSpec:
   """Returns the spec of another run, from its saved configuration and its vocabulary.
 
   Raises:
-    ValueError: the folder holds no run, or the run has entries that are not registered.
+    ValueError: the folder holds no run, its configuration is damaged, or the run has entries that
+      are not registered.
   """
   saved = read_run_config(workdir)
-  registry.check(saved.get(REGISTERED, {}), workdir)
   config = saved_config(saved)
   config.model.attention = "auto"  # this machine may not support the saved value
-  return make_spec(config, vocab, frozen=saved_generator(saved, vocab))
+  try:
+    registry.check(saved.get(REGISTERED, {}), workdir)
+    return make_spec(config, vocab, frozen=saved_generator(saved, vocab))
+  except (TypeError, LookupError, AttributeError) as error:
+    raise ValueError(f"{DAMAGED}: {type(error).__name__} {error}") from None
 
 
 def registered(config: ConfigDict) -> dict[str, dict[str, str]]:
@@ -146,7 +151,7 @@ def saved_generator(saved: dict, vocab) -> TransformerConfig | None:
   """Returns the config of a run's frozen generator, from its saved configuration."""
   if cfg := saved.get(FROZEN_GENERATOR):
     return TransformerConfig(**cfg)
-  origin = saved["generator"].get("init_from")
+  origin = (saved.get("generator") or {}).get("init_from")
   # Earlier versions did not save it; read it from the generator's run.
   return masked_lm_config(origin, vocab) if origin else None
 
@@ -165,14 +170,20 @@ def saved_config(saved: dict) -> ConfigDict:
   """Returns a run's saved configuration; missing fields have the current defaults.
 
   Raises:
-    ValueError: a field has a value of another type.
+    ValueError: a field has a value of another type, or out of its range.
   """
-  config, saved = load("base.py"), upgrade(flatten(saved))
-  known = flatten(config)
+  config = load("base.py")
+  known, groups = flatten(config), [k for k, v in config.items() if isinstance(v, ConfigDict)]
   try:
+    saved = upgrade(flatten(saved))
+    if wrong := [
+      k for k, v in saved.items() if k in groups or (v is None and known.get(k, v) != v)
+    ]:
+      raise ValueError(f"{wrong[0]} cannot be {saved[wrong[0]]!r:.40}")
     config.update_from_flattened_dict({k: v for k, v in saved.items() if k in known})
-  except TypeError as error:
-    raise ValueError(f"{CONFIG_FILE} of the run is damaged: {error}") from None
+    schema.check_ranges(flatten(config), schema.PRETRAINING)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f"{DAMAGED}: {' '.join(str(error).split())}") from None
   return config
 
 

@@ -1,6 +1,5 @@
 """Checks a configuration before any data is read."""
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping
 
@@ -99,19 +98,7 @@ def check_values(flat: Mapping, rows: Mapping[str, schema.Row]) -> None:
 
   None is allowed. Seeds must be below 2**32, because JAX wraps larger ones.
   """
-  for field, x in flat.items():
-    if x is None or isinstance(x, bool | str):
-      continue
-    row = rows[field]
-    for wrong, wanted in (
-      (math.isnan(x) or (math.isinf(x) and not row.infinite), "finite"),
-      (row.range == schema.ABOVE_0 and x <= 0, schema.ABOVE_0),
-      (row.range == schema.BELOW_1 and not 0 <= x < 1, schema.BELOW_1),
-      (row.in_32_bits and x >= 2**31, "below 2**31"),
-      (row.range != schema.SIGNED and x < 0, "at least 0"),
-    ):
-      if wrong:
-        raise ValueError(f"config.{field} must be {wanted}, got {x}")
+  schema.check_ranges(flat, rows)
   if (last := flat["seed"] + flat.get("seeds", 1) - 1) >= 2**32:
     raise ValueError(f"seeds must be at least 0 and below 2**32, got config.seed up to {last}")
   for field, row in rows.items():

@@ -97,6 +97,10 @@ def as_run(source: Source, vocab: Vocab, path: str | Path) -> RunParams:
     main, generator, settings["objective"] = source.networks[source.main], None, "bert"
   if source.finetuned or main.head is None:
     raise ExchangeError(f"{path} has no pretraining head, which likelihoods need")
+  kinds = {name: type(value) for name, value in ORIGINAL.items()}
+  wrong = [name for name, value in settings.items() if type(value) is not kinds.get(name)]
+  if wrong or not {"objective", "generator_kind"} <= settings.keys():
+    raise ExchangeError(f"{path}: the record of the training is damaged: {', '.join(wrong)}")
   if settings["objective"] not in objectives.OBJECTIVES:
     raise ExchangeError(
       f"{path} was trained with the objective {settings['objective']!r}: add --import=MODULE with"

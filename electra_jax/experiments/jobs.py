@@ -27,6 +27,7 @@ from electra_jax.config.files import resolve
 from electra_jax.cost import tables
 from electra_jax.evaluate import pairs
 from electra_jax.monitor.metrics import read_history
+from electra_jax.runtime.foreign import parse_json
 from electra_jax.runtime.workdir import flock, replacing
 
 _RUNNING = collections.defaultdict(threading.Lock)  # by folder and job
@@ -36,9 +37,9 @@ _PROGRAMS: set[subprocess.Popen] = set()
 def json_lines(path: Path) -> list[dict]:
   """Returns the JSON objects of a file, without truncated lines."""
   found = []
-  for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+  for line in path.read_bytes().splitlines() if path.exists() else ():
     with contextlib.suppress(ValueError):
-      found.append(json.loads(line))
+      found.append(parse_json(line, path, dict))
   return found
 
 

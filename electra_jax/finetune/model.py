@@ -116,7 +116,7 @@ def from_source(source: Source, path: str | Path) -> Model:
   try:
     info = TaskInfo.from_json(source.finetuned.info)
     TASK_KINDS[info.kind]
-  except (KeyError, TypeError) as error:
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise ExchangeError(f"{path} has a task unknown to this version ({error})") from None
   network = source.networks["discriminator"]
   weights = {**network.weights, "head": source.finetuned.head}

@@ -10,16 +10,18 @@ from rich.console import Console
 from rich.table import Table
 
 from electra_jax.finetune import statistics
-from electra_jax.finetune.files import parse_json
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import Metrics, TaskInfo
 from electra_jax.finetune.tasks import TASKS
 from electra_jax.monitor.display import doing
+from electra_jax.runtime.foreign import parse_json, read_json
 from electra_jax.runtime.workdir import replacing
 
 RESULTS, EXAMPLE_SCORES, CONFIG = "results.jsonl", "units.npz", "config.json"
 PICTURE = "results.png"
-ROW = {"task", "split", "seed", "metrics", "collapsed"}  # required fields of a row
+# The types of a row's fields, of which the last two may be missing.
+ROW = {"task": str, "split": str, "seed": int, "metrics": dict, "collapsed": bool}
+OPTIONAL = {"fold": int, "majority": dict | None}
 
 
 def read_results(folder: Path) -> list[dict]:
@@ -28,13 +30,26 @@ def read_results(folder: Path) -> list[dict]:
   Raises:
     ValueError: the file has other rows; OSError: it cannot be read.
   """
-  path, rows = folder / RESULTS, []
+  path, rows, names = folder / RESULTS, [], {}
   for number, line in enumerate(path.read_bytes().splitlines(), 1):
-    row = parse_json(line)
-    if not (isinstance(row, dict) and row.keys() >= ROW and row["metrics"]):
-      raise ValueError(f"{path}:{number}: not a row of results of electra-jax finetune")
-    rows.append(row)
+    place = f"{path}:{number}"
+    rows.append(row := parse_json(line, place, dict))
+    if not _is_row(row):
+      raise ValueError(f"{place}: not a row of results of electra-jax finetune")
+    if (
+      names.setdefault((row["task"], row["split"]), row["metrics"].keys()) != row["metrics"].keys()
+    ):
+      raise ValueError(f"{place}: other metrics than those of an earlier row")
   return rows
+
+
+def _is_row(row: dict) -> bool:
+  if not all(isinstance(row.get(k), ROW[k]) for k in ROW) or not row["metrics"]:
+    return False
+  if not all(isinstance(row[k], OPTIONAL[k]) for k in OPTIONAL.keys() & row.keys()):
+    return False
+  numbers = [*row["metrics"].values(), *(row.get("majority") or {}).values()]
+  return all(isinstance(x, int | float) for x in numbers)
 
 
 def write_results(folder: Path, rows: list[dict]) -> None:
@@ -119,7 +134,7 @@ def read_task(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
     ValueError: a file is missing or damaged.
   """
   try:
-    config = json.loads((folder / CONFIG).read_text("utf-8"))
+    config = read_json(folder / CONFIG)
     with np.load(folder / EXAMPLE_SCORES) as scores:
       found = dict(scores)
     dict(config["config"]), TaskInfo.from_json(config["facts"])

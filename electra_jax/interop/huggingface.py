@@ -22,6 +22,7 @@ from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.modernbert import LABELS, MODERNBERT
 from electra_jax.interop.vocabularies import difference, engine_of, with_added
 from electra_jax.interop.weights import ExchangeError, Family, from_hf, read_json, to_hf
+from electra_jax.runtime import foreign
 
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of exported tokenizers
@@ -107,22 +108,22 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
   """
   path = Path(folder) / "config.json"
   try:
-    c = json.loads(path.read_text("utf-8"))
+    c = foreign.read_json(path)
     if c["model_type"] not in FAMILIES:
       raise ExchangeError(f"{path}: model type {c['model_type']!r} must be {' or '.join(FAMILIES)}")
     family = FAMILIES[c["model_type"]]
     cfg = dataclasses.replace(family.from_json(path, c), **c.get(NETWORK, {}))
+    kinds = c.get("architectures") or []
+    found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
+    # A token classifier may also be a task's tagger: only its labels make it a detector.
+    if list((c.get("id2label") or {}).values()) not in DETECTORS:
+      found = [head for head in found if not family.is_shared(head)]
   except ExchangeError:
     raise
-  except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+  except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
     raise ExchangeError(
       f"{path}: not a config of {' or '.join(FAMILIES)}: {type(error).__name__} {error}"
     ) from None
-  kinds = c.get("architectures") or []
-  found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
-  # A token classifier may also be a task's tagger: only its labels make it a detector.
-  if list((c.get("id2label") or {}).values()) not in DETECTORS:
-    found = [head for head in found if not family.is_shared(head)]
   return family, cfg, found[0] if found else None
 
 
@@ -284,11 +285,11 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
   rules = bool(lowercase), strip_accents
   one, other = (load_vocabulary(folder / x, *rules) for x in (names[0], names[-1]))
   if names[0] == "vocab.txt" and one.vocab.size != size:
-    if names[-1] == "vocab.txt" and (added := _added_tokens(folder, config)):
-      try:
+    try:
+      if names[-1] == "vocab.txt" and (added := _added_tokens(folder, config)):
         return with_added(one, added)
-      except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise ExchangeError(f"{folder}: the added tokens of {one.path.name}: {error}") from None
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+      raise ExchangeError(f"{folder}: the added tokens of {one.path.name}: {error}") from None
     if other.vocab.size == size:
       return other
   if names[0] == "vocab.txt" and (text := difference(one, other)):
@@ -319,12 +320,13 @@ def weight_files(folder: Path) -> list[Path]:
   one, index = folder / WEIGHTS, folder / INDEX
   if one.is_file() or not index.is_file():
     return [one] if one.is_file() else []
+  content = read_json(index)
   try:
-    names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-  except (ValueError, TypeError, KeyError, AttributeError) as error:
+    names = sorted(set(content["weight_map"].values()))
+  except (TypeError, KeyError, AttributeError) as error:
     raise ExchangeError(f"{index} is damaged: {type(error).__name__} {error}") from None
   there = {path.name for path in folder.iterdir()}
-  if missing := [name for name in names if name not in there]:
+  if missing := [str(name) for name in names if name not in there]:
     raise ExchangeError(f"{index} names {', '.join(missing[:8])}, which is not in its folder")
   return [folder / name for name in names]
 
@@ -365,7 +367,8 @@ def conversion(described: Path, folder: str | Path) -> str:
   Args:
     described: the folder with config.json.
   """
-  kind = (read_json(described / "config.json").get("architectures") or ["AutoModel"])[0]
+  kinds = read_json(described / "config.json").get("architectures") or []
+  kind = next((x for x in kinds if str(x).isidentifier()), "AutoModel")  # nothing else to run
   return (
     f'python -c "from transformers import {kind} as M;'
     f" M.from_pretrained('{folder}').save_pretrained('{folder}')\""

@@ -204,7 +204,7 @@ def check_run_vocab(workdir: str | Path, tokens: Tokenizer) -> None:
 
   If the run's shards are on another machine or were rebuilt, compares only SHA-256 sums.
   """
-  saved = compare.upgrade(compare.flatten(read_config(Path(workdir))))["data.vocab_hash"]
+  saved = compare.upgrade(compare.flatten(read_config(Path(workdir)))).get("data.vocab_hash")
   if saved == tokens.vocab.hash:
     return
   folder = data_folder(workdir)
@@ -226,7 +226,7 @@ def vocab_of(folder: str | Path) -> Vocab:
 def data_folder(workdir: str | Path) -> Path:
   """Returns the folder with a run's vocabulary and manifest: the run's copy or its shards."""
   copy, saved = Path(workdir) / VOCAB_FOLDER, read_config(Path(workdir))
-  return copy if (copy / shards.MANIFEST).is_file() else Path(saved["data"]["dir"])
+  return copy if (copy / shards.MANIFEST).is_file() else Path(str(saved["data"].get("dir")))
 
 
 def plain(cfg: TransformerConfig) -> TransformerConfig:
@@ -269,8 +269,7 @@ def without_class(spec: networks.PretrainSpec) -> dict[str, str]:
 
 
 def _run(path: Path, read: Callable[..., RunParams] = read_run) -> Source:
-  saved = read_config(path)
-  folder = data_folder(path)
+  saved, folder = read_config(path), data_folder(path)
   tokens = tokenizer.load_from(folder, vocab_of(folder))
   spec, params, steps = read(path, tokens)
   params = jax.tree.map(np.asarray, params)
@@ -285,7 +284,8 @@ def _run(path: Path, read: Callable[..., RunParams] = read_run) -> Source:
     left_out.append(f"the {spec.generator_kind} generator, specific to electra_jax")
   history = metrics.read_history(path / metrics.HISTORY_FILE)
   heldout = [x for x in history if x["split"] == "heldout" and x["step"] <= steps]
-  sequences, length = steps * saved["train"]["batch_size"], saved["data"]["seq_length"]
+  config = specs.saved_config(saved)
+  sequences, length = steps * config.train.batch_size, config.data.seq_length
   card = {
     "config": saved,
     "text": [source["source"] for source in shards.read_manifest(folder)["sources"]],
@@ -309,18 +309,20 @@ def _hugging_face(path: Path) -> Source:
       cfg, head, weights = huggingface.load(folder)
       network = Network(cfg, weights, head)
       left_out += [f"{folder.name}'s {name}" for name in huggingface.task_tensors(folder)]
-      trained = read_json(folder / "config.json").get(huggingface.TRAINING)
+      trained = read_json(folder / "config.json").get(huggingface.TRAINING) or {}
+      if not isinstance(trained, dict):
+        raise ExchangeError(f"{folder / 'config.json'}: {huggingface.TRAINING} must be an object")
       if folder == path / MASKED_LM or folder.name in ("discriminator", "generator"):
         role = folder.name
       else:
-        kind = objectives.OBJECTIVES.get((trained or {}).get("objective"))
+        kind = objectives.OBJECTIVES.get(str(trained.get("objective")))
         is_main = kind is not None and kind.heads[0] == head  # a run's, in a renamed folder
         role = "generator" if network.is_masked_lm and not is_main else "discriminator"
       if folder == path / DETECTOR and "discriminator" in found:
         _check_same_encoder(path, found["discriminator"], network)
       found[role] = network
       if folder.name != "generator":  # a generator is a masked language model
-        card = card or {"training": trained}
+        card = card or {"training": trained or None}
   vocabularies = [*filter(None, map(huggingface.load_tokenizer, _hf_folders(path)))]
   for other in vocabularies[1:]:
     if text := difference(vocabularies[0], other):

@@ -55,8 +55,8 @@ def with_added(tokens: Tokenizer, added: Mapping[str, Mapping]) -> Tokenizer:
   Its tokenizer.json, which shards and runs copy, is in the cache of this machine.
 
   Raises:
-    ValueError, TypeError, AttributeError: the ids do not follow the vocabulary's, or a field is
-      wrong.
+    ValueError, TypeError, LookupError, AttributeError, OverflowError: the ids do not follow the
+      vocabulary's, or a field is wrong.
   """
   from tokenizers import AddedToken
 
@@ -67,9 +67,10 @@ def with_added(tokens: Tokenizer, added: Mapping[str, Mapping]) -> Tokenizer:
       raise ValueError(f"{fields['content']!r:.40} cannot have the id {i!r:.20}")
   text = engine.to_str()
   path = bucket.local_folder("tokenizers", text, "tokenizer.json")
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with replacing(path) as temporary:
-    temporary.write_text(text, "utf-8")
+  if not path.is_file():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+      temporary.write_text(text, "utf-8")
   return tokenizer.load(path)
 
 

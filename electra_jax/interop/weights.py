@@ -5,7 +5,6 @@ A network is a tree of float32 arrays: {"embeddings", "encoder"} and a head such
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from electra_jax.core import networks, task_network
 from electra_jax.core.heads import HEADS
 from electra_jax.core.params import named
 from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.runtime import foreign
 
 
 class ExchangeError(ValueError):
@@ -90,11 +90,11 @@ class Family:
 
 
 def read_json(path: Path) -> dict:
-  """Reads a JSON file, {} if missing; raises ExchangeError if it is damaged."""
+  """Reads a JSON object, {} if the file is missing; raises ExchangeError if it is damaged."""
   try:
-    return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
-  except (ValueError, TypeError) as error:
-    raise ExchangeError(f"{path} is damaged: {error}") from None
+    return foreign.read_json(path) if path.is_file() else {}
+  except ValueError as error:
+    raise ExchangeError(str(error)) from None
 
 
 def check_fixed(path: Path, content: Mapping, fixed: Mapping) -> None:

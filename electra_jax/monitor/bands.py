@@ -21,6 +21,7 @@ import numpy as np
 
 from electra_jax.monitor import baselines, metrics, quantities
 from electra_jax.monitor.quantities import shown
+from electra_jax.runtime.foreign import read_json
 
 LEAST_RUNS = 3
 SMOOTH = 5  # lines around each line
@@ -131,13 +132,13 @@ def write(path: Path, band: Band) -> None:
 def read(path: Path) -> Band:
   """Reads a band; raises ValueError if the file is not a band, OSError if not readable."""
   try:
-    content = json.loads(path.read_text("utf-8"))
+    content = read_json(path)
     levels = {
       split: {int(step): {k: _level(*x) for k, x in row.items()} for step, row in table.items()}
       for split, table in content["levels"].items()
     }
     return Band(int(content["every_steps"]), content["runs"], dict(content["fields"]), levels)
-  except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+  except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
     raise ValueError(f"{path} is not a band of electra-jax report --make-band: {error}") from None
 
 

@@ -166,4 +166,5 @@ def parse_line(text: bytes) -> dict | None:
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
     return None
   good = isinstance(step, int) and isinstance(split, str)
-  return line if good and all(isinstance(x, int | float) for x in numbers) else None
+  in_64_bits = (isinstance(x, float) or (isinstance(x, int) and abs(x) < 2**63) for x in numbers)
+  return line if good and all(in_64_bits) else None

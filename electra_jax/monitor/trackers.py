@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from electra_jax.runtime.foreign import read_json
 from electra_jax.runtime.workdir import naming, replacing
 
 IDS_FILE = "trackers.json"  # {tracker: id of its run}, which a resumed run continues
@@ -40,10 +41,9 @@ class Start:
     """
     path = self.folder / IDS_FILE
     try:
-      ids = dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
-    except (ValueError, TypeError) as error:
-      text = f"{path} is damaged ({error}): delete it to begin new runs in trackers"
-      raise TrackerError(text) from None
+      ids = read_json(path) if path.exists() else {}
+    except ValueError as error:
+      raise TrackerError(f"{error}: delete it to begin new runs in trackers") from None
     if not self.resumed or tracker not in ids:
       ids[tracker] = make()
       with replacing(path) as temporary:

@@ -1,6 +1,5 @@
 """The tables of a report: rows of texts, the first row the heads, a column for each arm."""
 
-import json
 import math
 import re
 import shlex
@@ -17,6 +16,7 @@ from electra_jax.finetune import results, statistics
 from electra_jax.monitor import goodput, quantities
 from electra_jax.report.saved_run import Arm, SavedRun
 from electra_jax.runtime import checkpoint
+from electra_jax.runtime.foreign import read_json
 
 Table = list[list[str]]
 LEFT_OUT = ("step", "split", "loss")
@@ -33,7 +33,7 @@ def overview(arms: Sequence[Arm], price: float | None) -> Table:
     "objective": lambda r: f"{r.config.objective.name}, {r.config.generator.kind} generator",
     "code": lambda r: r.start.get("code", "not recorded"),
     "devices": _devices,
-    "data": lambda r: r.config.data.dir,
+    "data": lambda r: str(r.config.data.dir),
     "training text": _text,
     "vocabulary": lambda r: "{size:,} {kind} entries".format(**r.manifest["vocab"]),
     "parameters": lambda r: ", ".join(f"{k} {v / 1e6:,.2f} M" for k, v in r.parameters.items()),
@@ -134,13 +134,20 @@ def minimal_pairs(folders: Sequence[Path]) -> Table:
   for folder in folders:
     path = folder / "pairs.json" if folder.is_dir() else folder
     try:
-      content = json.loads(path.read_text("utf-8"))
+      content = read_json(path)
       named = pairs.rows(content["all"], content["categories"])
       for place, (name, a) in enumerate(named):
         first = ("", "") if place else (Path(content["model"]).name, content["scorer"])
         interval = f"{100 * a['low']:.1f} to {100 * a['high']:.1f}"
         rows.append([*first, name, f"{a['pairs']:,}", f"{100 * a['accuracy']:.2f}", interval])
-    except (ValueError, LookupError, TypeError, AttributeError, FileNotFoundError) as error:
+    except (
+      ArithmeticError,
+      AttributeError,
+      FileNotFoundError,
+      LookupError,
+      TypeError,
+      ValueError,
+    ) as error:
       raise ValueError(f"{path} is not a result of electra-jax evaluate pairs: {error}") from None
   return rows
 

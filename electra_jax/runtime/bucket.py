@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 
 from electra_jax.runtime import claims, processes, storage
-from electra_jax.runtime.foreign import inside
+from electra_jax.runtime.foreign import inside, read_json
 from electra_jax.runtime.workdir import (
   BUCKET_FILE,
   CHECKPOINTS,
@@ -190,7 +190,7 @@ def local(path: str | Path, step: int | None = None, every: bool = False) -> Pat
   with (folder.parent / LOCK_FILE).open("ab") as lock:
     flock(lock, wait=True)
     record, tags = folder.parent / "tags.json", {k: x.tag for k, x in found.items()}
-    known = json.loads(record.read_text("utf-8")) if record.exists() else {}
+    known = read_json(record) if record.exists() else {}
     if known.keys() - tags.keys():  # for example another step
       record.unlink()
       shutil.rmtree(folder, ignore_errors=True)

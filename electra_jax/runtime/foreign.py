@@ -21,8 +21,12 @@ _MAGIC = {
 }
 
 
+def _number(text: str) -> int | float:
+  return value if -(2**63) <= (value := int(text)) < 2**63 else float(text)
+
+
 def parse_json(text: str | bytes, where: object, kind: type = object) -> Any:
-  """Returns the value of a JSON text.
+  """Returns the value of a JSON text; integers beyond 64 bits are floats.
 
   Args:
     where: names the text in errors, e.g. its path.
@@ -32,7 +36,7 @@ def parse_json(text: str | bytes, where: object, kind: type = object) -> Any:
     ValueError: the text is not JSON, is nested too deeply, or its value is of another type.
   """
   try:
-    value = json.loads(text)
+    value = json.loads(text, parse_int=_number)
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{where} is not JSON: {error}") from None
   if not isinstance(value, kind):

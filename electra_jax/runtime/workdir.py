@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from electra_jax.runtime.foreign import read_json
+
 CONFIG_FILE, LOCK_FILE = "config.json", ".lock"
 BUCKET_FILE = ".bucket"  # holds the URL, in the local folder of a workdir at a URL
 CHECKPOINTS = "checkpoints"  # a folder for each step
@@ -185,11 +187,8 @@ def read_config(workdir: Path) -> dict | None:
     return None
   path = workdir / CONFIG_FILE
   if path.exists():
-    try:
-      config = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-      raise ValueError(f"{path} is damaged ({error})") from error
-    if not isinstance(config, dict) or not all(isinstance(config.get(x), dict) for x in GROUPS):
+    config = read_json(path)
+    if not all(isinstance(config.get(x), dict) for x in GROUPS):
       raise ValueError(f"{path} is not from electra-jax train: {workdir} is not a run")
     return config
   # Other folders are allowed: they may hold shards or the compilation cache.
