@@ -21,7 +21,7 @@ from electra_jax.data.tokenizer import load as load_vocabulary
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.modernbert import LABELS, MODERNBERT
 from electra_jax.interop.vocabularies import difference, engine_of, with_added
-from electra_jax.interop.weights import ExchangeError, Family, from_hf, read_json, to_hf
+from electra_jax.interop.weights import ExchangeError, Family, from_hf, own_names, read_json, to_hf
 from electra_jax.runtime import foreign
 
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
@@ -347,8 +347,9 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
       tensors |= load_file(path)
     except (SafetensorError, TypeError) as error:  # TypeError: a dtype unknown to NumPy
       raise ExchangeError(f"{path} is damaged: {error}") from None
-  tensors = family.one_logit(tensors) if head == "rtd_head" else tensors
   try:
+    tensors = {name: tensors[x] for x, name in own_names(family, tensors).items()}
+    tensors = family.one_logit(tensors) if head == "rtd_head" else tensors
     return cfg, head, from_hf(family, cfg, head, tensors)
   except ExchangeError as error:
     raise ExchangeError(f"{files[0] if len(files) == 1 else folder}: {error}") from None
@@ -356,6 +357,8 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
 
 def _no_weights(folder: Path) -> str:
   missing = f"{folder / WEIGHTS} is missing"
+  if (folder / "adapter_config.json").is_file():
+    return f"{missing}: merge the adapter into its network: merge_and_unload().save_pretrained(DIR)"
   if not any(folder.glob("pytorch_model*.bin*")):
     return missing
   return f"{missing}: convert pytorch_model.bin: {conversion(folder, folder)}"
@@ -381,6 +384,7 @@ def task_tensors(folder: str | Path) -> list[str]:
   for path in [] if head else weight_files(Path(folder)):
     with safe_open(path, "np") as file:
       names += file.keys()
+  names = own_names(family, names).values()
   return sorted(n for n in names if n.removeprefix(family.prefix).startswith(family.head_prefixes))
 
 

@@ -4,9 +4,11 @@ A network is a tree of float32 arrays: {"embeddings", "encoder"} and a head such
 "mlm_head".
 """
 
+import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +20,11 @@ from electra_jax.core.heads import HEADS
 from electra_jax.core.params import named
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.runtime import foreign
+
+# What PyTorch's DDP, compile, FSDP and activation checkpointing put into names.
+_WRAPPERS = re.compile(
+  r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 
 
 class ExchangeError(ValueError):
@@ -178,6 +185,33 @@ def fill(
   return jax.tree.unflatten(jax.tree.structure(wanted), list(ours.values()))
 
 
+def own_names(family: Family, names: Collection[str]) -> dict[str, str]:
+  """Returns {name of a tensor: its name in transformers}.
+
+  Training adds the names of PyTorch's wrappers (DDP's "module.", torch.compile's "_orig_mod.") and
+  of the module that holds the network (Lightning's "model.").
+
+  Raises:
+    ExchangeError: the tensors are of several networks, or two have the same name.
+  """
+  plain, whole = {name: _WRAPPERS.sub("", name) for name in names}, family.rows[0].hf
+  for missing in ("", family.prefix):  # a bare encoder lacks the family's prefix
+    words = whole.removeprefix(missing)
+    prefixes = {x[: -len(words)] for x in plain.values() if f".{x}".endswith(f".{words}")}
+    if len(prefixes) > 1:
+      raise ExchangeError(f"tensors of several networks: {', '.join(sorted(prefixes))}: save one")
+    if prefixes:
+      before = prefixes.pop()
+      for name, x in plain.items():
+        x = x.removeprefix(before)
+        plain[name] = x if x.startswith(family.head_prefixes) else missing + x
+      break
+  for name, count in collections.Counter(plain.values()).items():
+    if count > 1:
+      raise ExchangeError(f"{count} tensors are {name}")
+  return plain
+
+
 def from_hf(
   family: Family, cfg: TransformerConfig, head: str | None, tensors: Mapping[str, np.ndarray]
 ) -> dict:
@@ -187,8 +221,6 @@ def from_hf(
     ExchangeError: tensors are missing, unknown or have the wrong shape.
   """
   left = dict(tensors)
-  if not any(name.startswith(family.prefix) for name in left):  # a bare encoder
-    left = {f"{family.prefix}{name}": x for name, x in left.items()}
   if head is None:  # drop a task's head
     left = {name: x for name, x in left.items() if not name.startswith(family.head_prefixes)}
 
