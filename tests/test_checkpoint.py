@@ -242,9 +242,43 @@ def test_what_cannot_be_read_now_is_no_damage(tmp_path):
   assert_same(run.restore(1, shapes_of(state))[0], state)
 
 
-def test_a_disk_that_fails_to_read_a_file_has_lost_it(tmp_path):
-  with pytest.raises(DamagedError), checkpoint._reading(tmp_path, 1):
-    raise OSError(errno.EIO, "Input/output error")
+@pytest.mark.parametrize("which", ["d", "ocdbt.process_0/d"])
+def test_an_error_of_the_file_system_is_no_damage(tmp_path, which):
+  state = save_all(tmp_path, [1])
+  for path in (tmp_path / "checkpoints" / "1" / "state" / which).iterdir():
+    path.unlink()
+    path.symlink_to(path)  # ELOOP, which tensorstore reports like EIO
+  with pytest.raises(CheckpointError, match="cannot be read now: Too many levels") as found:
+    open_run(tmp_path).restore(1, shapes_of(state))
+  assert not isinstance(found.value, DamagedError)
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    OSError(errno.EIO, "Input/output error"),
+    MemoryError(),
+    RuntimeError("can't start new thread"),
+    ValueError("UNKNOWN: Failed to open: Input/output error [os_error_code='5']"),
+  ],
+  ids=repr,
+)
+def test_only_wrong_content_is_damage(tmp_path, error):
+  with pytest.raises(CheckpointError, match="cannot be read now: ") as found:
+    with checkpoint._reading(tmp_path, 1):
+      raise Exception("Encountered error while reading array") from error
+  assert not isinstance(found.value, DamagedError)
+
+
+def test_another_dtype_is_no_damage(tmp_path):
+  state = save_all(tmp_path, [1])
+  wider = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.float16), shapes_of(state))
+  with pytest.raises(
+    CheckpointError, match="does not fit the model: .* has another dtype,"
+  ) as found:
+    open_run(tmp_path).restore(1, wider)
+  assert not isinstance(found.value, DamagedError)
+  assert "step has another dtype, int32, in the model float16" in str(found.value)
 
 
 def test_what_was_set_aside_before_stays(tmp_path):

@@ -7,7 +7,6 @@ the arrays to the host; checks run in the background.
 
 import contextlib
 import dataclasses
-import errno
 import json
 import re
 import shutil
@@ -31,8 +30,8 @@ from electra_jax.runtime.workdir import CHECKPOINTS as FOLDER
 
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
 GRACE_SECS = 20  # to wait for other processes after a failure
-# tensorstore's errors for temporary failures to read a file.
-_NOT_NOW = re.compile("RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAVAILABLE|DEADLINE_EXCEEDED")
+# tensorstore's codes of content that was not written like this; others are failures to read.
+_DAMAGE = "DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE"
 
 
 class CheckpointError(ValueError):
@@ -328,15 +327,23 @@ def _read_meta(folder: Path, step: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reading(folder: Path, step: int) -> Iterator[None]:
-  """Adds the path to errors and turns them into CheckpointError or, if permanent, DamagedError."""
+  """Adds the path to errors and turns them into DamagedError if the content is wrong."""
   try:
     yield
   except Exception as error:
-    system = isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.EIO, None)
-    if system or isinstance(error, MemoryError) or _NOT_NOW.search(str(error)):
-      reason = f"the checkpoint {folder / str(step)} cannot be read now: {cause(error)}"
-      raise CheckpointError(reason) from error
-    raise _damaged(folder, step, cause(error)) from error
+    first = error.__cause__ or error  # orbax wraps tensorstore's
+    if _shows_damage(first):
+      raise _damaged(folder, step, cause(first)) from error
+    reason = f"the checkpoint {folder / str(step)} cannot be read now: {cause(first)}"
+    raise CheckpointError(reason) from error
+
+
+def _shows_damage(error: BaseException) -> bool:
+  if isinstance(error, OSError):
+    return isinstance(error, FileNotFoundError)
+  if code := re.match("([A-Z_]+): ", str(error)):
+    return code[1] in _DAMAGE
+  return isinstance(error, ValueError | LookupError | TypeError)  # of a parser
 
 
 def _state_handler() -> ocp.PyTreeCheckpointHandler:
@@ -408,13 +415,16 @@ def _refuse_not_finite(bad: list[str]) -> None:
 
 
 def _refuse_other_arrays(arrays: Mapping[str, dict], shapes, where: str) -> None:
-  """Raises CheckpointError if the names or shapes of arrays differ from the model's."""
+  """Raises CheckpointError if the names, shapes or dtypes of arrays differ from the model's."""
   wanted = named(shapes)
   problems = [f"{name} is missing" for name in wanted if name not in arrays]
   problems += [f"{name} is not in the model" for name in arrays if name not in wanted]
   for name, x in wanted.items():
-    if name in arrays and tuple(arrays[name]["shape"]) != x.shape:
-      problems.append(f"{name} is {tuple(arrays[name]['shape'])}, in the model {x.shape}")
+    saved = arrays.get(name, {"shape": x.shape, "dtype": str(x.dtype)})
+    if (shape := tuple(saved["shape"])) != x.shape:
+      problems.append(f"{name} is {shape}, in the model {x.shape}")
+    if saved["dtype"] != str(x.dtype):
+      problems.append(f"{name} has another dtype, {saved['dtype']}, in the model {x.dtype}")
   if problems:
     more = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
     listed = "; ".join([*problems[:3], *more])
@@ -434,7 +444,7 @@ def cause(error: BaseException) -> str:
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
   # tensorstore's message ends with the OS error, then details in varying order.
-  if match := re.search(r": ([^:\[]*) \[(?:os_error_code|tensorstore_spec)=", str(error)):
+  if match := re.search(r": ([^:]*) \[(?:os_error_code|tensorstore_spec)", str(error)):
     return match[1]
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   return (lines[0] if lines else type(error).__name__)[:200]
