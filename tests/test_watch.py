@@ -11,11 +11,12 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from rich.console import Console
 
 from electra_jax.monitor import display, goodput, log, metrics, stragglers, tracing, trackers
 from electra_jax.pretrain import train
-from electra_jax.runtime import interrupt, processes, workdir
+from electra_jax.runtime import interrupt, processes, signals, workdir
 
 
 def test_every_moment_counts_for_one_thing(monkeypatch):
@@ -226,6 +227,42 @@ def test_a_second_ctrl_c_interrupts_what_a_first_one_only_asks_to_end():
     with pytest.raises(KeyboardInterrupt):
       signal.raise_signal(signal.SIGINT)
   assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+  ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, signals.Terminated)]
+)
+def test_a_signal_ends_a_compilation_at_once_also_one_that_came_before(number, kind):
+  with interrupt.StopSignals() as stop:
+    with pytest.raises(kind), stop.at_once():
+      signal.raise_signal(number)
+    with pytest.raises(kind), stop.at_once():
+      pytest.fail("it began")
+
+
+# Computes for minutes without running a handler, as a compiler does.
+STUCK = """
+import hashlib, signal, sys
+from electra_jax.runtime import signals
+signal.signal(signal.SIGTERM, lambda *unused: None)
+signals.end_after_signals(0.1)
+signals.wait_patiently(int(sys.argv[1]))
+print("ready", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+
+@pytest.mark.parametrize(("patience", "needed"), [(0, 1), (1, 3)])
+def test_a_program_ends_after_signals_whose_handlers_cannot_run(patience, needed):
+  command = [sys.executable, "-c", STUCK, str(patience)]
+  with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as program:
+    program.stdout.readline()
+    for _ in range(needed - 1):
+      program.send_signal(signal.SIGTERM)
+      with pytest.raises(subprocess.TimeoutExpired):
+        program.wait(0.3)
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(10) == signals.STOPPED
 
 
 def test_only_one_kind_of_error_on_all_processes_is_that_kind():

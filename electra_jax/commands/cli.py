@@ -29,10 +29,9 @@ from ml_collections import ConfigDict, config_flags
 from electra_jax.config import registry
 from electra_jax.config.fields import check_base, check_field, check_set
 from electra_jax.config.files import FOLDERS, PACKAGE, load_named, one_line
-from electra_jax.runtime import terminal
+from electra_jax.runtime import signals, terminal
 
 DEBUG_VARIABLE = "ELECTRA_JAX_DEBUG"
-GOODBYE_SECS = 20
 # {extra: its packages}
 EXTRAS = {
   "buckets": "s3fs gcsfs",
@@ -319,6 +318,7 @@ def _open_closed_streams() -> None:
 def report(program: Callable[[], None]) -> None:
   """Runs a program and prints its errors as `start` does."""
   _end_at_signals()
+  signals.end_after_signals()
   _open_closed_streams()
   if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
     sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, in case it is not UTF-8
@@ -332,6 +332,8 @@ def report(program: Callable[[], None]) -> None:
     _fail(error, one_line(error), 2)
   except Exception as error:
     _fail(error, explain(error), 1)
+  except signals.Terminated as error:
+    _fail(error, str(error), signals.STOPPED)
   except KeyboardInterrupt as error:
     _fail(error, str(error) or "interrupted", 130)
 
@@ -390,7 +392,7 @@ def _fail(error: BaseException, line: str | None, code: int) -> None:
     else:
       _print_error(f"error: {line}")
   # The exit handlers wait for all processes of a run, which may still be running.
-  timer = threading.Timer(GOODBYE_SECS, os._exit, [code])
+  timer = threading.Timer(signals.GOODBYE_SECS, os._exit, [code])
   timer.daemon = True
   timer.start()
   _leave(code)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from electra_jax.runtime.interrupt import handled, restored
+from electra_jax.runtime.signals import handled, restored
 
 
 def parse_steps(text: str) -> range:

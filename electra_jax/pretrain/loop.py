@@ -1,5 +1,6 @@
 """The training loop of a run, with log lines, evaluations and checkpoints."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -103,7 +104,7 @@ class Loop:
       return batches
     with self.goodput.doing("data"):
       first = next(batches)
-    with self.goodput.doing("compile"):
+    with self.goodput.doing("compile"), self.stop.at_once():
       processes.run_on_all(lambda: self._check_memory(first))
     return itertools.chain([first], batches)
 
@@ -134,7 +135,8 @@ class Loop:
     with self.goodput.doing("data"):
       batch = next(batches)
     self.tracer.begin(done)
-    with self.goodput.doing("compile" if first else "steps"):
+    soon = self.stop.at_once() if first else contextlib.nullcontext()
+    with self.goodput.doing("compile" if first else "steps"), soon:
       with jax.profiler.StepTraceAnnotation("train", step_num=done):
         self.state, values = self.run.fns.train_step(self.state, batch, self.clock.placed)
       self.window.add(done, values)

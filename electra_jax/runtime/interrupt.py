@@ -1,32 +1,14 @@
 """Stop signals (SIGTERM, SIGUSR1, Ctrl-C), polled after each step and in evaluations."""
 
+import contextlib
 import os
 import signal
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 from jax.experimental import multihost_utils
 
-# Exit code of a run that stopped early, as after SIGTERM. SLURM and Kubernetes restart jobs that
-# exit with it; only 0 means done.
-STOPPED = 128 + signal.SIGTERM
-
-
-def handled(number: int, handler: Callable) -> dict:
-  """Sets the handler of a signal and returns {signal: the previous handler}.
-
-  Does nothing and returns {} outside the main thread, where Python cannot set handlers.
-  """
-  if threading.current_thread() is not threading.main_thread():
-    return {}
-  return {number: signal.signal(number, handler)}
-
-
-def restored(handlers: dict) -> None:
-  """Sets the handlers that `handled` returned."""
-  for number, handler in handlers.items():
-    signal.signal(number, handler)
+from electra_jax.runtime.signals import Terminated, handled, restored, wait_patiently
 
 
 class StopSignals:
@@ -40,20 +22,45 @@ class StopSignals:
   def __init__(self, announce: Callable[[str], None] = lambda text: None):
     self._announce = announce
     self._name: str | None = None
-    self._alone = jax.process_count() == 1
+    self._alone, self._at_once = jax.process_count() == 1, False
     self._calls, self._agreed = 0, False
 
   def __enter__(self):
     self._old = handled(signal.SIGINT, self._interrupt) | handled(signal.SIGUSR1, self._note)
     if self._alone:
       self._old |= handled(signal.SIGTERM, self._note)
+    wait_patiently(1)
     return self
 
   def __exit__(self, *unused):
+    wait_patiently(-1)
     restored(self._old)
+
+  @contextlib.contextmanager
+  def at_once(self) -> Iterator[None]:
+    """Lets a signal interrupt the block, which takes minutes and leaves nothing to save.
+
+    Several processes finish it, because they stop together. Raises KeyboardInterrupt.
+    """
+    if not self._alone:
+      yield
+      return
+    self._at_once = True
+    wait_patiently(-1)
+    try:
+      self._interrupt_now()
+      yield
+    finally:
+      wait_patiently(1)
+      self._at_once = False
+
+  def _interrupt_now(self) -> None:
+    if self._at_once and self._name:
+      raise KeyboardInterrupt if self._name == "SIGINT" else Terminated(self._name)
 
   def _note(self, number, _frame) -> None:
     self._name = signal.Signals(number).name
+    self._interrupt_now()
     again = "; Ctrl-C again to stop at once, without saving" if number == signal.SIGINT else ""
     self._announce(f"{self._name}: stopping after this step{again}")
     if not self._alone:
