@@ -20,9 +20,9 @@ from electra_jax.config import compare, specs
 from electra_jax.data import pretrain_batches
 from electra_jax.monitor import bands, journal, metrics
 from electra_jax.pretrain import summary, train
-from electra_jax.pretrain.loop import UnhealthyError
-from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare
-from electra_jax.runtime import parallel, terminal
+from electra_jax.pretrain.loop import Loop, UnhealthyError
+from electra_jax.pretrain.run import TrainFns, make_train_fns, prepare, start_or_continue
+from electra_jax.runtime import parallel, signals, terminal
 from electra_jax.runtime.checkpoint import Checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,6 +144,31 @@ def test_a_run_that_dies_goes_on_from_the_last_checkpoint_bit_for_bit(
   assert [x["step"] for x in lines(tmp_path)] == [0, 3, 6, 6]
   assert train.train(tiny_config, tmp_path).step == STEPS  # from step 4
   assert_same_run(tmp_path, straight)
+
+
+def test_a_run_resumes_with_the_flags_of_jax_that_it_has_recorded(begun, tiny_config):
+  changed = "jax.default_matmul_precision was None, is 'bfloat16'"
+  with jax.default_matmul_precision("bfloat16"):
+    with pytest.raises(ValueError, match=f"holds another run: {changed}; .*allow_config_change="):
+      train.train(tiny_config, begun)
+    config = json.loads((begun / "config.json").read_text())
+    del config["jax"]  # an earlier version resumes
+    (begun / "config.json").write_text(json.dumps(config))
+    prepared = prepare(tiny_config, begun, verify=False)
+    assert start_or_continue(prepared) == []
+    assert prepared.record["jax"]["default_matmul_precision"] == "bfloat16"
+
+
+def test_a_signal_while_the_step_is_compiled_ends_the_run(tiny_config, tmp_path, monkeypatch):
+  before = signal.getsignal(signal.SIGTERM)
+
+  def compile_step(*unused):
+    signal.raise_signal(signal.SIGTERM)
+
+  monkeypatch.setattr(Loop, "_check_memory", compile_step)
+  with pytest.raises(signals.Terminated, match="^SIGTERM; nothing is saved yet$"):
+    train.train(tiny_config, tmp_path)
+  assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])

@@ -68,8 +68,10 @@ def main(args: argparse.Namespace) -> None:
   with starting():  # slow, and not needed for --help
     from electra_jax.config.compare import flatten
     from electra_jax.experiments import definition, jobs, plan, runner, summary
+    from electra_jax.runtime import jax_flags
     from electra_jax.runtime.workdir import replacing
 
+  jax_flags.check()
   if args.file:
     experiment = definition.load(args.file)
   else:

@@ -37,11 +37,13 @@ def main(args: argparse.Namespace) -> int:
   config, workdir, console = args.config, args.workdir, terminal.console()
   if "data.dir" not in args.config_fields and (args.config_file == CONFIG or not config.data.dir):
     config.data.dir = f"{workdir}/data"
-  build.build(config)
   os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")  # JAX, imported below, reads it
   with starting():
     from electra_jax.pretrain import train
+    from electra_jax.runtime import jax_flags
 
+  jax_flags.check()
+  build.build(config)
   again, given = f"with: {terminal.command_line()}", args.config_fields
   if code := train.run(config, workdir, started=_STARTED, resume=again, given=given):
     return code

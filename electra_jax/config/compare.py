@@ -14,6 +14,7 @@ from electra_jax.config.schema import RENAMED, REVALUED
 # Fields that runs of a recipe share besides the defining ones: a vocabulary trained on other text
 # has another hash.
 OF_DATA = ("data.seq_length", "data.vocab_hash")
+FLAGS = "jax"  # the group of JAX's flags in a saved configuration, `jax_flags.record`
 LISTED = 8  # differing fields in an error message
 
 
@@ -82,9 +83,12 @@ def _defines(field: str) -> str | None:
 def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
   """Returns {field: (saved, current)} of the defining fields that differ between two runs.
 
-  `saved` and `current` are flat configurations with `schema.HASHES`.
+  `saved` and `current` are flat configurations with `schema.HASHES` and JAX's flags, which differ
+  only if both have them: earlier versions of this package and other versions of JAX have fewer.
   """
-  pairs = {k: (saved.get(k), current.get(k)) for k in {**saved, **current} if _defines(k)}
+  both = {k for k in saved if k.startswith(f"{FLAGS}.") and k in current}
+  names = [k for k in {**saved, **current} if _defines(k) or k in both]
+  pairs = {k: (saved.get(k), current.get(k)) for k in names}
   paths = schema.names(is_path=True)
   return {
     k: (old, new)
@@ -92,6 +96,15 @@ def differences(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, tup
     if old != new
     and not (k in paths and old and new and Path(old).absolute() == Path(new).absolute())
   }
+
+
+def flags(saved: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns JAX's flags in a saved configuration, flat; {} for one of an earlier version.
+
+  >>> flags({"seed": 1, "jax": {"softmax_custom_jvp": False}})
+  {'jax.softmax_custom_jvp': False}
+  """
+  return flatten({FLAGS: saved.get(FLAGS, {})})
 
 
 def unknown_field(field: str, known: Sequence[str], prefix: str = "") -> str:

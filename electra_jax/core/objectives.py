@@ -23,6 +23,7 @@ from electra_jax.core.generators import (
   split_streams,
 )
 from electra_jax.core.networks import PretrainSpec, init_discriminator
+from electra_jax.core.params import make_key
 from electra_jax.core.terms import Term, detection_terms, token_terms
 
 # (params, batch, keys [B], step) -> terms; step is None in evaluation: no dropout, no schedules.
@@ -91,7 +92,7 @@ def detect_unigrams(spec: PretrainSpec, params, batch: Batch) -> dict[str, Term]
     spec.masking, mask_prob=0.15, temperature=1.0, disallow_correct=False, unigram_share=0.0
   )
   noise = dataclasses.replace(spec, generator_kind="unigram", masking=rates)
-  keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(0), row))(batch.row)
+  keys = jax.vmap(lambda row: jax.random.fold_in(make_key(0), row))(batch.row)
   c = corrupt(noise, params, batch, split_streams(keys, training=False), None)
   scores = _rtd_logits(spec, params, networks.main_states(spec, params, c.ids, batch, None))
   terms = detection_terms("unigram", scores, c.is_replaced, batch.padding_mask, 0.0)
@@ -110,7 +111,7 @@ def init_params(spec: PretrainSpec, key: jax.Array) -> dict:
 
 def param_shapes(spec: PretrainSpec) -> dict:
   """Returns the shapes of `init_params` as a tree of ShapeDtypeStruct, without computing it."""
-  return jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
+  return jax.eval_shape(lambda: init_params(spec, make_key(0)))
 
 
 def generator_of(spec: PretrainSpec) -> GeneratorDef | None:

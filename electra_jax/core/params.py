@@ -1,4 +1,4 @@
-"""Parameter trees: names, counts, sharding, and initialisation from another run."""
+"""Parameter trees: names, counts, sharding, initialisation from another run; random keys."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 
 AXIS = "data"  # the mapped axis of a step, over devices
+PRNG = "threefry2x32"  # whatever JAX's default, so that a seed gives the same numbers everywhere
 JOINED = 2**17  # elements; ELECTRA-Large's stacked biases, [24, 4096], have fewer
+
+
+def make_key(seed: int | jax.Array) -> jax.Array:
+  """Returns the typed key of a seed, which does not depend on JAX's default implementation."""
+  return jax.random.key(seed, impl=PRNG)
 
 
 def named(tree) -> dict[str, Any]:

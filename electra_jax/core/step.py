@@ -12,7 +12,7 @@ from flax import struct
 
 from electra_jax.core.batch import Batch
 from electra_jax.core.objectives import Objective
-from electra_jax.core.params import AXIS, tree_norm
+from electra_jax.core.params import AXIS, make_key, tree_norm
 
 # They replace the step's number in keys. No step has these numbers, so no key is used twice.
 EVALUATION, FIRST_WEIGHTS = 2**32 - 1, 2**32 - 2
@@ -48,7 +48,7 @@ def restarted(state: TrainState) -> TrainState:
 
 def row_keys(seed: int, step: jax.Array, row: jax.Array) -> jax.Array:
   """Returns typed keys [B] that depend only on (seed, step, global row [B] int32)."""
-  key = jax.random.fold_in(jax.random.key(seed), step)
+  key = jax.random.fold_in(make_key(seed), step)
   return jax.vmap(lambda r: jax.random.fold_in(key, r))(row)
 
 

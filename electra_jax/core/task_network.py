@@ -11,6 +11,7 @@ import jax
 
 from electra_jax.core import embedding_head, layers, networks, qa_head, task_heads
 from electra_jax.core.batch import Batch
+from electra_jax.core.params import make_key
 from electra_jax.core.task_heads import Head
 from electra_jax.core.transformer_config import TransformerConfig
 
@@ -60,7 +61,7 @@ def shapes(cfg: TransformerConfig, head: Head) -> dict:
   def fresh(key):
     return {**init_backbone(cfg, key), "head": head.init(cfg, key)}
 
-  return jax.eval_shape(fresh, jax.random.key(0))
+  return jax.eval_shape(fresh, make_key(0))
 
 
 def _states(cfg: TransformerConfig, params: dict, batch: Batch, keys) -> jax.Array:

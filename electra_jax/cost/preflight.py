@@ -21,6 +21,7 @@ from electra_jax.cost import targets, traffic
 from electra_jax.cost.targets import HERE, Target
 from electra_jax.monitor.display import doing
 from electra_jax.pretrain.run import TrainFns, eval_batch_size, make_train_fns, spec_without_data
+from electra_jax.runtime import jax_flags
 from electra_jax.runtime.workdir import check_new
 
 _SIZE = re.compile(r"([\d.]+)([KMG])\b")
@@ -376,6 +377,7 @@ def for_accelerator(config: ConfigDict, platform: str) -> ConfigDict:
 
 def run(config: ConfigDict, topologies: list[str], json_path: str | None, console: Console) -> None:
   """Prints the cost of a step on each topology, and writes a line of JSON for each."""
+  jax_flags.check()
   if json_path:  # raises before minutes of compilation
     check_new(Path(json_path), replaces=True)
   found, prepare = [], lambda config, _: config

@@ -19,7 +19,7 @@ from electra_jax.interop import sources
 from electra_jax.interop.sources import ExchangeError, Network, Source
 from electra_jax.monitor import metrics
 from electra_jax.monitor.display import doing
-from electra_jax.runtime import parallel
+from electra_jax.runtime import jax_flags, parallel
 
 
 class PairScores(NamedTuple):
@@ -57,6 +57,7 @@ def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = Non
   return PairScores(scorer, found, right, pairs.accuracy(right), categories, paradigms)
 
 
+@jax_flags.pinned()
 def evaluate_detection(
   model: str | Path, data: str | Path, *, batch_size: int = 64, examples: int = 2048
 ) -> float:

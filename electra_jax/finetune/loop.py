@@ -19,6 +19,7 @@ import optax
 from electra_jax.core import step as steps
 from electra_jax.core.learning_rates import make_schedule
 from electra_jax.core.optimizer import OptimizerConfig, layer_rates, make_optimizer, scale_each
+from electra_jax.core.params import make_key
 from electra_jax.core.task_heads import Head
 from electra_jax.core.task_network import init_backbone, make_objective, make_predict, shapes
 from electra_jax.core.transformer_config import TransformerConfig
@@ -70,7 +71,7 @@ def init_params(cfg: TransformerConfig, head: Head, backbone: dict | None, seeds
 @_REUSED
 def _param_initializer(cfg: TransformerConfig, head: Head) -> Callable:
   def of_seed(seed, backbone):
-    key = jax.random.fold_in(jax.random.key(seed), 1)
+    key = jax.random.fold_in(make_key(seed), 1)
     weights = init_backbone(cfg, jax.random.fold_in(key, 2)) if backbone is None else backbone
     return {**weights, "head": head.init(cfg, key)}
 

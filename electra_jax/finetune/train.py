@@ -20,7 +20,7 @@ from electra_jax.finetune.task_data import EvalSplit, TaskData
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Finetuned, Network, Source
 from electra_jax.monitor.display import doing
-from electra_jax.runtime import terminal
+from electra_jax.runtime import jax_flags, terminal
 from electra_jax.runtime.terminal import duration
 from electra_jax.runtime.workdir import claim, new_folder
 
@@ -59,6 +59,7 @@ def run_task(
       "examples": {name: split.examples_hash for name, split in task.splits.items()},
       "best_seed": settings.seeds[best],
       "origin": pretrained.origin,
+      compare.FLAGS: jax_flags.record(),
     }
     (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     results.write_results(folder, rows)
@@ -104,6 +105,7 @@ def run_folds(
   content = {
     "config": config.to_dict(),
     "facts": first["facts"],
+    compare.FLAGS: first[compare.FLAGS],
     "examples": first["examples"] | {"dev": task_data.digest(x["dev"] for x in examples)},
   }
   scores = {  # on the same test split, a fold counts as another seed
@@ -213,7 +215,10 @@ def finished(config: ConfigDict, folder: Path) -> list[dict] | None:
   new = compare.flatten(config.to_dict())
   free = ("task", "log.every_steps")
   changed = [k for k in new if k not in free and old.get(k) != new[k]]
+  before, now = compare.flags(saved), compare.flags({compare.FLAGS: jax_flags.record()})
+  changed += [k for k in now if k in before and before[k] != now[k]]
   if changed:
+    old, new = old | before, new | now
     listed = ", ".join(f"{k} was {old.get(k)!r}, is {new[k]!r}" for k in changed)
     raise ValueError(f"{folder} has another configuration: {listed}; use another --workdir")
   return rows
@@ -229,6 +234,7 @@ def check_root(root: Path, names: list[str]) -> None:
     raise ValueError(f"{root} has {PICTURE} but no {RESULTS}: use another --workdir")
 
 
+@jax_flags.pinned()
 def fine_tune(
   config: ConfigDict, workdir: str | Path, console: Console | None = None
 ) -> list[dict]:

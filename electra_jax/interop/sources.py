@@ -28,7 +28,7 @@ from electra_jax.interop.huggingface import DETECTOR, MASKED_LM
 from electra_jax.interop.vocabularies import difference
 from electra_jax.interop.weights import ExchangeError, Network, network_shapes, read_json
 from electra_jax.monitor import metrics
-from electra_jax.runtime import bucket, parallel
+from electra_jax.runtime import bucket, jax_flags, parallel
 from electra_jax.runtime.checkpoint import FOLDER, cause, restore_from
 from electra_jax.runtime.workdir import CONFIG_FILE, VOCAB_FOLDER, read_config
 
@@ -88,6 +88,7 @@ def open_source(
     ExchangeError, ValueError: the format is unknown, a file is damaged, or the sizes of vocabulary
       and networks differ.
   """
+  jax_flags.check()
   if not str(path):
     raise ExchangeError("the path of the networks is empty")
   path = hub.local(bucket.local(path)).resolve()

@@ -17,7 +17,7 @@ import numpy as np
 
 from electra_jax.core import networks, task_network
 from electra_jax.core.heads import HEADS
-from electra_jax.core.params import named
+from electra_jax.core.params import make_key, named
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.runtime import foreign
 
@@ -124,7 +124,7 @@ def network_shapes(cfg: TransformerConfig, *heads: str | None) -> dict:
     found = {head: networks.init_head(head, cfg, cfg.hidden_size, key) for head in heads if head}
     return task_network.init_backbone(cfg, key) | found
 
-  return jax.eval_shape(fresh, jax.random.key(0))
+  return jax.eval_shape(fresh, make_key(0))
 
 
 def _walk(

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from electra_jax.config import compare, specs
 from electra_jax.core import flops, generators, networks, objectives, optimizer, step, zero
 from electra_jax.core.learning_rates import make_schedule
-from electra_jax.core.params import tree_norm
+from electra_jax.core.params import make_key, tree_norm
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import mirror, pretrain_batches, tokenizer, vocabulary
 from electra_jax.data.shards import copy_vocab
@@ -25,7 +25,7 @@ from electra_jax.evaluate import pairs, scorers
 from electra_jax.interop import initial
 from electra_jax.monitor import metrics
 from electra_jax.monitor.baselines import Baselines
-from electra_jax.runtime import checkpoint, parallel, version
+from electra_jax.runtime import checkpoint, jax_flags, parallel, version
 from electra_jax.runtime.storage import is_remote
 from electra_jax.runtime.workdir import VOCAB_FOLDER, read_config, write_config
 
@@ -82,7 +82,7 @@ def _make_train_fns(
   groups = functools.partial(generators.groups, spec) if apart else None
 
   def init_params() -> dict:
-    key = jax.random.fold_in(jax.random.key(seed), step.FIRST_WEIGHTS)
+    key = jax.random.fold_in(make_key(seed), step.FIRST_WEIGHTS)
     return objectives.init_params(spec, key)
 
   norm, make_update = tree_norm, step.replicated_update
@@ -157,7 +157,7 @@ class Run:
 
   @property
   def record(self) -> dict:
-    """The saved description: configuration, data hashes, config of a frozen generator."""
+    """The saved description: configuration, data hashes, JAX's flags, a frozen generator."""
     hashes = {"manifest": self.shards.digest, "vocab_hash": self.shards.vocab.hash}
     nested = self.config.to_dict()
     if not is_remote(folder := nested["data"]["dir"]):
@@ -167,7 +167,8 @@ class Run:
       nested[specs.REGISTERED] = found
     if self.hub_names:
       nested[initial.HUB_NAMES] = dict(self.hub_names)
-    return nested | {specs.FROZEN_GENERATOR: self.frozen and self.frozen.to_json()}
+    flags = {compare.FLAGS: jax_flags.record()}
+    return nested | flags | {specs.FROZEN_GENERATOR: self.frozen and self.frozen.to_json()}
 
   @property
   def fingerprint(self) -> dict[str, str]:

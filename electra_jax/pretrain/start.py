@@ -17,7 +17,7 @@ from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.interop import initial, sources
 from electra_jax.pretrain.run import Run, make_train_fns
-from electra_jax.runtime import bucket, checksums, parallel, processes
+from electra_jax.runtime import bucket, checksums, jax_flags, parallel, processes
 from electra_jax.runtime.checkpoint import Checkpoints, DamagedError, restore_from
 from electra_jax.runtime.workdir import read_run_config
 
@@ -87,6 +87,7 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: W
   return state.replace(params=_with_frozen_generator(run, state.params, tokens, console))
 
 
+@jax_flags.pinned()
 def read_initial(workdir: str | Path, tokens: Tokenizer) -> sources.RunParams:
   """Recomputes a run's networks at step 0, which has no checkpoint; returns as `sources.read_run`.
 

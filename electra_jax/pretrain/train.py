@@ -29,10 +29,20 @@ from electra_jax.pretrain.clock import Clock
 from electra_jax.pretrain.loop import Loop, Services
 from electra_jax.pretrain.run import Run, prepare, save_record, start_or_continue
 from electra_jax.pretrain.start import make_state
-from electra_jax.runtime import bucket, checkpoint, memory, parallel, processes, terminal, version
+from electra_jax.runtime import (
+  bucket,
+  checkpoint,
+  jax_flags,
+  memory,
+  parallel,
+  processes,
+  terminal,
+  version,
+)
 from electra_jax.runtime.bucket import Bucket
 from electra_jax.runtime.checkpoint import Checkpoints
-from electra_jax.runtime.interrupt import STOPPED, StopSignals
+from electra_jax.runtime.interrupt import StopSignals
+from electra_jax.runtime.signals import STOPPED
 from electra_jax.runtime.workdir import BUCKET_FILE, CONFIG_FILE, claim, read_config
 
 AGAIN = "by training in the same workdir again"
@@ -63,6 +73,7 @@ class Trained(NamedTuple):
     return [line for line in lines if line["split"] == split]
 
 
+@jax_flags.pinned()
 def run(
   config: ConfigDict,
   workdir: str | Path,
@@ -93,6 +104,7 @@ def run(
   return 0 if trained.finished else STOPPED
 
 
+@jax_flags.pinned()
 def train(
   config: ConfigDict, workdir: str | Path, *, verify: bool = False, hooks: Sequence[Hook] = ()
 ) -> Trained:
@@ -215,11 +227,11 @@ def _naming_the_checkpoint(workdir: Path) -> Iterator[None]:
   """Adds the newest checkpoint to a KeyboardInterrupt."""
   try:
     yield
-  except KeyboardInterrupt:
+  except KeyboardInterrupt as error:
     folder = checkpoint.folder_of(workdir)
     steps = checkpoint.steps_on_disk(folder)
     saved = f"the newest checkpoint: {folder / str(steps[-1])}" if steps else "nothing is saved yet"
-    raise KeyboardInterrupt(f"interrupted; {saved}") from None
+    raise type(error)(f"{error or 'interrupted'}; {saved}") from None
 
 
 def train_with_rollback(
