@@ -36,7 +36,7 @@ def main() -> None:
   """Runs from the command line."""
   name, *arguments = sys.argv[1:] or [""]
   if name in INSTEAD:
-    terminal.console().print(INSTEAD[name]())
+    cli.report(lambda: terminal.console().print(INSTEAD[name]()))
     return
   if name not in COMMANDS:
     close = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)[0]

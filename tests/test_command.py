@@ -1,5 +1,6 @@
 """The command line: what it lists, helps with and prints, at once and without what is slow."""
 
+import os
 import re
 import shlex
 import signal
@@ -208,6 +209,25 @@ def test_a_tilde_within_an_argument_is_the_home_folder(tmp_path, monkeypatch):
   assert f"source 'text:{tmp_path}/home/*' matches no file" in errors(done)[-1]
   done = call("export", "run", "--to=~/x", folder=tmp_path)
   assert f"invalid choice: '{tmp_path}/home/x'" in errors(done)[-1]
+
+
+@pytest.mark.parametrize(
+  "args", [["config", "small"], ["--version"], [], ["config", "--help"]], ids=" ".join
+)
+def test_a_reader_that_has_gone_is_no_error(args):
+  reader, writer = os.pipe()
+  os.close(reader)
+  command = [sys.executable, "-m", "electra_jax", *args]
+  done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
+  os.close(writer)
+  assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_a_locale_cannot_show_is_escaped():
+  legacy = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+  code = "from electra_jax.commands import cli; cli.report(lambda: print('caf\\xe9 \\u4e2d'))"
+  done = python("-c", code, env=legacy)
+  assert (done.returncode, done.stdout, done.stderr) == (0, "caf\\xe9 \\u4e2d\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

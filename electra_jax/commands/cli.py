@@ -315,13 +315,31 @@ def _open_closed_streams() -> None:
       setattr(sys, name, open(os.devnull, mode))
 
 
+class _Output(io.FileIO):
+  """A stream that drops what is written after its reader has gone, as in `| head -1`."""
+
+  def write(self, data) -> int:
+    try:
+      return super().write(data)
+    except BrokenPipeError:
+      return len(data)
+
+
+def _outlive_readers() -> None:
+  """Lets a program finish its work without a reader, and print what the locale cannot encode."""
+  if type(old := sys.stdout) is io.TextIOWrapper:
+    raw, how = _Output(old.fileno(), "wb", closefd=False), {"write_through": old.write_through}
+    how |= {"encoding": old.encoding, "line_buffering": old.line_buffering}
+    buffered = raw if old.write_through else io.BufferedWriter(raw)
+    sys.stdout = io.TextIOWrapper(buffered, errors="backslashreplace", **how)
+
+
 def report(program: Callable[[], None]) -> None:
   """Runs a program and prints its errors as `start` does."""
   _end_at_signals()
   signals.end_after_signals()
   _open_closed_streams()
-  if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, in case it is not UTF-8
+  _outlive_readers()
   warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
   sys.unraisablehook = _drop_event_loop_errors
   # Libraries (mainly orbax) log for their developers, and raise errors as exceptions.

@@ -149,7 +149,8 @@ def publish(temporary: Path, folder: Path, manifest: dict) -> None:
 
   Several processes may publish the same files without deleting each other's.
   """
-  new, content, last = sorted(temporary.iterdir()), dump(manifest).encode(), folder / MANIFEST
+  new, last = sorted(temporary.iterdir()), folder / MANIFEST
+  content = dump(manifest).encode(errors="backslashreplace")  # JSON of names that are not UTF-8
   stale = [path for path in folder.iterdir() if is_shard(path.name)]
   if last.exists() and last.read_bytes() != content:
     with contextlib.suppress(DataError, KeyError, TypeError):

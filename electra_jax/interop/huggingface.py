@@ -253,7 +253,8 @@ def save_sentence_transformer(
 
 
 def _write_json(path: Path, content: dict | list) -> None:
-  path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+  text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+  path.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON of lone surrogates
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
