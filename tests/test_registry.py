@@ -1,5 +1,6 @@
 """Entries of a user's own: registered in a module, needed by a run, found in worker processes."""
 
+import dataclasses
 import importlib
 import pickle
 import re
@@ -14,6 +15,7 @@ from ml_collections import ConfigDict
 import electra_jax
 from electra_jax.commands import cli
 from electra_jax.config import compare, load, registry, schema, validate
+from electra_jax.core.attention import ATTENTION
 from electra_jax.core.learning_rates import SCHEDULES
 from electra_jax.core.objectives import OBJECTIVES, ObjectiveDef
 from electra_jax.data import build, runners, shards, sources
@@ -137,10 +139,22 @@ def test_only_new_names_of_known_kinds_and_types_are_registered():
     ({"field": {"model.x": schema.own_field(1, "x")}}, ValueError, "must be objective.NAME"),
     ({"field": {"objective.x": 1}}, TypeError, "'objective.x' must be Row, got int"),
     ({"schedule": {"x": 3}}, TypeError, "'x' must be a function, got int"),
+    ({"objective": {"x": entry}, "schedule": {"x": 3}}, TypeError, "'x' must be a function"),
+    ({"objective": {"x": entry}, "shedule": {}}, ValueError, "did you mean 'schedule'"),
   ):
     with pytest.raises(error, match=why):
       electra_jax.register(**kinds)
     assert "x" not in OBJECTIVES and "x" not in SCHEDULES
+
+
+def test_an_attention_for_any_platform_may_lack_dropout():
+  mine = dataclasses.replace(ATTENTION["cudnn"], platform=None)
+  electra_jax.register(attention={"mine": mine})
+  model = ConfigDict({"attention": "mine", "attention_dropout": 0.0})
+  validate.check_attention(model)
+  model.attention_dropout = 0.1
+  with pytest.raises(ValueError, match="mine needs model.attention_dropout=0, got cpu and 0.1: "):
+    validate.check_attention(model)
 
 
 def test_the_programs_of_an_experiment_know_the_entries(module, tmp_path):

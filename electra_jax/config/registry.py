@@ -50,9 +50,9 @@ def register(**kinds: Mapping[str, Any]) -> None:
     ValueError: a kind is unknown, or a name is built in.
     TypeError: an entry has another type than the built-in ones.
   """
-  place = _place(sys._getframe(1).f_globals)
+  place, tables = _place(sys._getframe(1).f_globals), {kind: table(kind) for kind in kinds}
   for kind, entries in kinds.items():
-    known = table(kind)
+    known = tables[kind]
     built_in = {name: entry for name, entry in known.items() if (kind, name) not in _origins}
     example = next(iter(built_in.values()))
     for name, entry in entries.items():
@@ -63,7 +63,8 @@ def register(**kinds: Mapping[str, Any]) -> None:
       if not (callable(entry) if callable(example) else isinstance(entry, type(example))):
         wanted = "a function" if callable(example) else type(example).__name__
         raise TypeError(f"{kind} {name!r} must be {wanted}, got {type(entry).__name__}")
-    known.update(entries)
+  for kind, entries in kinds.items():  # all or none
+    tables[kind].update(entries)
     _origins.update({(kind, name): place for name in entries})
 
 

@@ -219,8 +219,9 @@ def check_attention(m: ConfigDict, platform: str | None = None) -> None:
   platform, kind = platform or jax.default_backend(), attention.ATTENTION[m.attention]
   dropout = m.attention_dropout if not kind.dropout else 0
   if kind.platform not in (None, platform) or dropout:
+    needs = [f"a {kind.platform.upper()}"] if kind.platform else []
+    needs += [] if kind.dropout else ["model.attention_dropout=0"]
     raise ValueError(
-      f"config.model.attention={m.attention} needs a {kind.platform.upper()} and"
-      f" model.attention_dropout=0, got {platform} and {m.attention_dropout}: auto selects a"
-      " supported one"
+      f"config.model.attention={m.attention} needs {' and '.join(needs)}, got {platform} and"
+      f" {m.attention_dropout}: auto selects a supported one"
     )

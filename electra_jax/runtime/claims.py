@@ -65,9 +65,9 @@ def claim(url: str, stale_secs: float | None = None) -> Iterator[Callable[[], No
 
   def check() -> None:
     with noticing():
-      newest = _found(url)[-1]
-    if newest.url != mine:
-      raise ClaimError(f"{url} has been taken over by {_read(newest)[0]}")
+      found = _found(url)
+    if found and found[-1].url != mine:  # deleted by hand: the next beat recreates it
+      raise ClaimError(f"{url} has been taken over by {_read(found[-1])[0]}")
 
   try:
     write("begun", create=True)
@@ -101,7 +101,8 @@ def _free(url: str, stale_secs: float) -> list[storage.Object]:
   found, since = _found(url), time.monotonic()
   while found and _read(found[-1])[1] != ENDED and time.monotonic() - since < stale_secs:
     time.sleep(stale_secs / BEATS / 5)
-    if (now := _found(url))[-1] != found[-1] and _read(now[-1])[1] != ENDED:
+    now = _found(url)
+    if now and now[-1] != found[-1] and _read(now[-1])[1] != ENDED:
       raise _in_use(url)
     found = now
   return found
@@ -115,10 +116,12 @@ def _number(url: str) -> int:
   return int(url.rpartition("/")[2])
 
 
-def _read(claimed: storage.Object) -> list[str]:
+def _read(claimed: storage.Object) -> tuple[str, str]:
   """Returns the holder of a claim and its state."""
-  return storage.read(claimed.url).decode().split("\n")
+  holder, _, state = storage.read(claimed.url).decode(errors="replace").partition("\n")
+  return holder, state
 
 
 def _in_use(url: str) -> ClaimError:
-  return ClaimError(f"{url} is in use by {_read(_found(url)[-1])[0]}")
+  found = _found(url)
+  return ClaimError(f"{url} is in use by {_read(found[-1])[0] if found else 'another process'}")

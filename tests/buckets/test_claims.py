@@ -70,6 +70,18 @@ def test_of_two_at_once_one_wins_and_the_other_names_it(url):
   assert len(storage.find(f"{url}/.claims/*")) == 1  # those before it are removed
 
 
+def test_claims_that_somebody_deletes_disturb_nobody(url):
+  with claims.claim(url, 600) as check:
+    for found in storage.find(f"{url}/.claims/*"):
+      storage.remove(found.url)
+    check()
+    with claims.claim(url, 600) as other:
+      other()
+  storage.put(f"{url}/.claims/000009", b"somebody")
+  with claims.claim(url, 0.1) as check:  # an object cut short becomes stale like others
+    check()
+
+
 def test_who_lives_is_not_overtaken_and_who_is_killed_is(url):
   holder = start(url)
   assert holder.stdout.readline() == "holds\n"
