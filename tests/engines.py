@@ -99,7 +99,7 @@ def wait(process: subprocess.Popen, folder: Path, right: tuple[int, ...] = (0,))
 def kill_a_worker(process: subprocess.Popen, folder: Path, name: str) -> bool:
   """Kills one of a build's workers while it writes a part; False if the build was faster."""
   while process.poll() is None:
-    if any((folder / ".building").glob("part-*.tmp/train-*")):
+    if any((folder / ".building").glob(".part-*/train-*")):
       for pid in sorted(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()):
         try:
           line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")

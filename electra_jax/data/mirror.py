@@ -19,7 +19,7 @@ from electra_jax.data import shards
 from electra_jax.data.shards import MANIFEST, SPLITS, DataError
 from electra_jax.data.status import Status, print_line
 from electra_jax.runtime import storage
-from electra_jax.runtime.workdir import LOCK_FILE, flock, replacing
+from electra_jax.runtime.workdir import LOCK_FILE, flock, open_lock, replacing, sweep
 
 AT_ONCE = 8  # files
 CHUNK_BYTES = 1 << 20
@@ -70,7 +70,7 @@ def local(
   folder.mkdir(parents=True, exist_ok=True)
   files = files_of(shards.parse_manifest(content, f"{url}/{MANIFEST}"), splits)
   if not _is_whole(folder, splits):
-    with (folder / LOCK_FILE).open("wb") as lock:
+    with open_lock(folder / LOCK_FILE) as lock:
       _wait_for(lock, f"another process of this host that copies {url}")
       if missing := _missing(folder, files):  # the other process may have copied them
         _copy(url, folder, missing)
@@ -114,8 +114,7 @@ def _wait_for(lock, whom: str) -> None:
 
 def _copy(url: str, folder: Path, files: Sequence[dict]) -> None:
   """Copies files in parallel; raises at the first failure."""
-  for stale in folder.glob("*.tmp"):  # from a killed process
-    stale.unlink()
+  sweep(folder)
   needed, free = sum(entry["bytes"] or 0 for entry in files), shutil.disk_usage(folder).free
   if free < needed:
     sizes = f"{needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"

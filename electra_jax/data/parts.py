@@ -33,7 +33,7 @@ from electra_jax.data.sources import SourceStats, TextChunk, check_undecodable
 from electra_jax.data.status import Status, print_line
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.runtime.foreign import inside
-from electra_jax.runtime.workdir import own_temporary, replacing
+from electra_jax.runtime.workdir import LOCK_FILE, replacing, sweep, temporary
 
 DONE, TEXTS, DIGESTS = "done.json", "texts.json", "digests.npz"
 FREQUENCIES = "frequencies.npz"
@@ -66,8 +66,8 @@ def open_work(work: Path, plan: Plan, start_over: bool = False, shared: bool = F
       shutil.rmtree(old, ignore_errors=True)
   work.mkdir(parents=True, exist_ok=True)
   for name, text in ((TAGS, json.dumps(plan.tags)), (PLAN, plan.text)):
-    with replacing(work / name) as temporary:
-      temporary.write_text(text, "utf-8")
+    with replacing(work / name) as draft:
+      draft.write_text(text, "utf-8")
 
 
 def check_plan(work: Path, plan: Plan) -> None:
@@ -97,24 +97,19 @@ def piece(work: Path, plan: Plan, name: str) -> Iterator[tuple[Path, dict]]:
 
   On success the folder is renamed atomically, unless another process has finished the piece first.
   """
-  temporary = own_temporary(work / name)
-  shutil.rmtree(temporary, ignore_errors=True)
-  temporary.mkdir()
-  try:
+  with temporary(work / name, folder=True) as draft:
     content = {"plan": plan.digest}
-    yield temporary, content
-    content["bytes"] = {path.name: path.stat().st_size for path in temporary.iterdir()}
-    with open(temporary / DONE, "w", encoding="utf-8") as file:
+    yield draft, content
+    content["bytes"] = {path.name: path.stat().st_size for path in draft.iterdir()}
+    with open(draft / DONE, "w", encoding="utf-8") as file:
       json.dump(content, file)
       file.flush()
       os.fsync(file.fileno())
     try:
-      os.rename(temporary, work / name)
+      os.rename(draft, work / name)
     except OSError:
       if not (work / name / DONE).exists():
         raise
-  finally:
-    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read_piece(work: Path, plan: Plan, name: str) -> dict | None:
@@ -334,12 +329,14 @@ def join(work: Path, plan: Plan, folder: Path) -> dict:
     DataError: a part is missing, or no part has a training example.
     SourceError: too many documents are undecodable.
   """
+  with temporary(work / "joined", folder=True) as final:
+    return _join_in(final, work, plan, folder)
+
+
+def _join_in(final: Path, work: Path, plan: Plan, folder: Path) -> dict:
   done = _needed_of_all(work, plan, PART)
   counts = check_sources(plan, done)
   vocab = Vocab.from_json(_needed(work, plan, VOCABULARY)["vocab"])
-  final = own_temporary(work / "joined")
-  shutil.rmtree(final, ignore_errors=True)
-  final.mkdir()
   splits = {split: _join_split(work, final, split, done, plan, vocab) for split in SPLITS}
   if not splits["train"]["examples"]:
     _delete(work)
@@ -360,17 +357,26 @@ def join(work: Path, plan: Plan, folder: Path) -> dict:
   }
   shards.publish(final, folder, manifest)
   shards.check_files(folder, manifest)
-  with replacing(folder / FINAL_TAGS) as temporary:
-    shutil.copyfile(work / TAGS, temporary)
+  with replacing(folder / FINAL_TAGS) as draft:
+    shutil.copyfile(work / TAGS, draft)
   _delete(work)
   return manifest
 
 
 def _delete(work: Path) -> None:
   """Deletes a work folder, atomically for other processes."""
-  gone = work.with_name(f"{work.name}-{os.getpid()}.tmp")
-  os.rename(work, gone)
-  shutil.rmtree(gone)
+  with temporary(work, folder=True) as gone:
+    os.rename(work, gone)
+
+
+def delete_rest(work: Path, manifest: dict) -> None:
+  """Deletes what a finished build left because it was killed, unless another process builds."""
+  sweep(work.parent)
+  text, _ = begun(work)
+  with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+    if text and EARLIER | manifest["build"] == EARLIER | json.loads(text)["settings"]:
+      with shards.locked(work.parent / LOCK_FILE):
+        _delete(work)
 
 
 def check_sources(plan: Plan, pieces: list[dict]) -> list[dict]:

@@ -26,7 +26,7 @@ from electra_jax.data import examples
 from electra_jax.data.tokenizer import FILES, Vocab
 from electra_jax.runtime import storage
 from electra_jax.runtime.foreign import parse_json
-from electra_jax.runtime.workdir import flock, replacing
+from electra_jax.runtime.workdir import flock, open_lock, replacing
 
 FORMAT = "electra_jax shards"
 FORMAT_VERSION = 1
@@ -111,7 +111,7 @@ def locked(path: Path, shared: bool = False, wait: bool = False) -> Iterator[Non
   If another process holds the lock (unless both are `shared`), waits or raises DataError.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
-  with open(path, "wb") as lock:
+  with open_lock(path) as lock:
     try:
       flock(lock, shared, wait)
     except BlockingIOError:

@@ -28,7 +28,7 @@ from electra_jax.cost import tables
 from electra_jax.evaluate import pairs
 from electra_jax.monitor.metrics import read_history
 from electra_jax.runtime.foreign import parse_json
-from electra_jax.runtime.workdir import flock, replacing
+from electra_jax.runtime.workdir import flock, open_lock, replacing
 
 _RUNNING = collections.defaultdict(threading.Lock)  # by folder and job
 _PROGRAMS: set[subprocess.Popen] = set()
@@ -70,7 +70,7 @@ class Rows:
     if row := self.find(key):
       return row
     row = key | measure()
-    with self._lock, self._path.with_suffix(".lock").open("wb") as lock:
+    with self._lock, open_lock(self._path.with_suffix(".lock")) as lock:
       flock(lock, wait=True)
       if other := self.find(key):  # added by another process
         return other
@@ -99,7 +99,7 @@ def run(out: Path, job: str, module: str, arguments: list[str], ended: Callable[
   """
   lock = out / "locks" / f"{job.replace('/', '-')}.lock"
   lock.parent.mkdir(parents=True, exist_ok=True)
-  with _RUNNING[out, job], lock.open("wb") as file:
+  with _RUNNING[out, job], open_lock(lock) as file:
     flock(file, wait=True)
     if not (has_ended(out, job, arguments) and ended()):
       _run(out, job, module, arguments, ended)

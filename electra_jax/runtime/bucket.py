@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,9 @@ from electra_jax.runtime.workdir import (
   LOCK_FILE,
   VOCAB_FOLDER,
   flock,
+  open_lock,
   replacing,
+  temporary,
 )
 
 COMMITTED = "commit_success.txt"  # marks a complete step in a bucket
@@ -187,7 +188,7 @@ def local(path: str | Path, step: int | None = None, every: bool = False) -> Pat
     raise ValueError(f"{url} is empty or does not exist")
   folder = local_folder("copies", url, url)
   folder.parent.mkdir(parents=True, exist_ok=True)
-  with (folder.parent / LOCK_FILE).open("ab") as lock:
+  with open_lock(folder.parent / LOCK_FILE) as lock:
     flock(lock, wait=True)
     record, tags = folder.parent / "tags.json", {k: x.tag for k, x in found.items()}
     known = read_json(record) if record.exists() else {}
@@ -197,8 +198,8 @@ def local(path: str | Path, step: int | None = None, every: bool = False) -> Pat
       known = {}
     (folder / CHECKPOINTS if whole else folder).mkdir(parents=True, exist_ok=True)
     fetch(url, folder, [x for k, x in found.items() if known.get(k) != x.tag])
-    with replacing(record) as temporary:
-      temporary.write_text(json.dumps(tags), "utf-8")
+    with replacing(record) as draft:
+      draft.write_text(json.dumps(tags), "utf-8")
   return folder
 
 
@@ -214,8 +215,10 @@ def uploaded(out: str | Path) -> Iterator[Path]:
     return
   if storage.find(f"{url}/**"):
     raise ValueError(f"{url} exists: choose another name")
-  with tempfile.TemporaryDirectory() as temporary:
-    folder = Path(temporary) / url.rpartition("/")[2]
+  place = local_folder("uploads", url, url)
+  place.parent.mkdir(parents=True, exist_ok=True)
+  with temporary(place, folder=True) as parent:
+    folder = parent / place.name
     yield folder
     # JSON last: it marks the format, so a partial upload is not readable.
     files = sorted(folder.rglob("*"), key=lambda path: path.suffix == ".json")

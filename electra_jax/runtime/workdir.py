@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -26,6 +27,8 @@ GROUPS = {"model", "data", "train"}  # in the run configurations of all versions
 # Identifies this process, because process id and host may be the same in another container.
 ID = uuid.uuid4().hex[:8]
 UNFINISHED_SECS = 2  # for retries of deleting unfinished files
+TEMPORARY = re.compile(r"-\d+-[0-9a-f]{8}\.tmp$")  # the names of `own_temporary`
+FOREIGN_SECS = 24 * 3600  # until another host's are swept
 NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # errors of file systems without locks
 
 
@@ -45,21 +48,73 @@ def own_temporary(path: Path) -> Path:
   return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}-{ID}.tmp")
 
 
+def _without_links(path: str, flags: int) -> int:
+  return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def open_lock(path: Path) -> IO:
+  """Opens a file to lock, creating it; raises OSError for a symbolic link."""
+  with naming(path):
+    try:
+      return open(path, "a+", opener=_without_links)
+    except OSError as error:
+      if error.errno != errno.ELOOP:
+        raise
+      raise OSError(errno.ELOOP, "A symbolic link: delete it") from None
+
+
+@contextlib.contextmanager
+def temporary(path: Path, folder: bool = False) -> Iterator[Path]:
+  """Yields a new file, or a new hidden folder, beside `path`; deletes it unless it was renamed.
+
+  First deletes those of killed processes in `path`'s folder (`sweep`). The process holds a lock
+  while it uses them: on the file, or on a file with the folder's name and .tmp.
+  """
+  sweep(path.parent)
+  name = own_temporary(path.with_name(f".{path.name.lstrip('.')}") if folder else path)
+  while True:
+    lock = open_lock(name)
+    flock(lock, wait=True)
+    with contextlib.suppress(FileNotFoundError):  # swept before it was locked
+      if os.path.samestat(os.fstat(lock.fileno()), name.stat()):
+        break
+    lock.close()
+  yielded = name.with_suffix("") if folder else name
+  with lock:
+    try:
+      if folder:
+        yielded.mkdir()
+      yield yielded
+    finally:
+      if folder:
+        delete_unfinished(yielded)
+      name.unlink(missing_ok=True)
+
+
+@functools.cache
+def sweep(folder: Path) -> None:
+  """Deletes what `temporary` made in a folder for processes that were killed, once per process."""
+  here = f".{socket.gethostname()}-"
+  for path in (path for path in folder.glob("*.tmp") if TEMPORARY.search(path.name)):
+    with contextlib.suppress(OSError), open(path, "r+", opener=_without_links) as lock:
+      # The locks of a mounted bucket may be invisible to other hosts.
+      old = here in path.name or time.time() - path.stat().st_mtime > FOREIGN_SECS
+      if old and flock(lock):  # raises for a live process
+        shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+        path.unlink()
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
   """Yields a temporary path that atomically replaces `path` if the block succeeds.
 
   An OSError in the block names `path`.
   """
-  temporary = own_temporary(path)
-  try:
-    with naming(path):
-      yield temporary
-      with temporary.open("rb") as file:  # otherwise `path` may be empty after a power cut
-        os.fsync(file.fileno())
-      os.replace(temporary, path)
-  finally:
-    temporary.unlink(missing_ok=True)
+  with naming(path), temporary(path) as draft:
+    yield draft
+    with draft.open("rb") as file:  # otherwise `path` may be empty after a power cut
+      os.fsync(file.fileno())
+    os.replace(draft, path)
 
 
 def free_name(path: Path) -> Path:
@@ -93,18 +148,15 @@ def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
   if (free := shutil.disk_usage(out.parent).free) < needed:
     sizes = f"{needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"
     raise OSError(errno.ENOSPC, f"No space left ({sizes})", str(out))
-  temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
-  with naming(out):
-    temporary.mkdir()
-  try:
-    mode = temporary.stat().st_mode
-    yield temporary
-    for path in temporary.rglob("*"):
+  with contextlib.ExitStack() as stack:
+    with naming(out):
+      draft = stack.enter_context(temporary(out, folder=True))
+    mode = draft.stat().st_mode
+    yield draft
+    for path in draft.rglob("*"):
       path.chmod(mode if path.is_dir() else mode & 0o666)
     with naming(out):
-      os.rename(temporary, out)
-  finally:
-    delete_unfinished(temporary)
+      os.rename(draft, out)
 
 
 def delete_unfinished(folder: Path) -> None:
@@ -117,16 +169,18 @@ def delete_unfinished(folder: Path) -> None:
     time.sleep(0.05)
 
 
-def flock(file: IO, shared: bool = False, wait: bool = False) -> None:
-  """Locks an open file until it is closed, if the file system has locks (some buckets do not).
+def flock(file: IO, shared: bool = False, wait: bool = False) -> bool:
+  """Locks an open file until it is closed; returns whether the file system has locks.
 
   Raises BlockingIOError if another process holds the lock and `wait` is False.
   """
   try:
     fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
   except OSError as error:
-    if error.errno not in NO_LOCKS:
+    if error.errno not in NO_LOCKS:  # some buckets have none
       raise
+    return False
+  return True
 
 
 @contextlib.contextmanager
@@ -140,7 +194,7 @@ def claim(workdir: Path) -> Iterator[None]:
     raise ValueError(f"--workdir={workdir}: pass a URL as a string, not as a Path")
   is_new = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
-  with (workdir / LOCK_FILE).open("a+", encoding="utf-8") as lock:
+  with open_lock(workdir / LOCK_FILE) as lock:
     try:
       flock(lock)
     except BlockingIOError:
@@ -151,6 +205,7 @@ def claim(workdir: Path) -> Iterator[None]:
       lock.write(_holder() + "\n")
       lock.flush()
       os.fsync(lock.fileno())
+    sweep(workdir)
     try:
       yield
     finally:

@@ -57,6 +57,7 @@ def build(
     return _build_at_url(config, overwrite, runner, options)
   with _opened(config, overwrite=overwrite) as (found, plan, work):
     if found:
+      parts.delete_rest(work, found)
       return found
     try:
       return _build_all(work, plan, runner, options)
@@ -94,8 +95,6 @@ def _build_at_url(config: ConfigDict, overwrite: bool, runner: str, options: Seq
 
 def _build_all(work: Path, plan: Plan, runner: str, options: Sequence[str]) -> dict:
   """Builds the missing parts and joins all; returns the manifest."""
-  for stale in (*work.glob("*.tmp"), *work.parent.glob(f"{work.name}-*.tmp")):
-    shutil.rmtree(stale, ignore_errors=True)
 
   def run(kind: str) -> None:
     todo = parts.missing(work, plan, kind, range(plan.parts))
