@@ -124,7 +124,7 @@ def test_a_terminal_gets_a_bar_and_is_left_whole(monkeypatch):
   text = without_codes(out.getvalue())
   for part in ("40/100", "ETA 0:01:1", "6.5000 nats"):
     assert part in text
-  assert re.search(r"^step +train 40 +heldout 40$", text, re.M)
+  assert re.search(r"^step +train 40 +heldout 40 +trivial baseline$", text, re.M)
   assert out.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
@@ -172,7 +172,9 @@ def test_lines_that_scrolled_out_of_sight_are_cleared_when_they_come_back(screen
     assert out.getvalue().split("━")[0].count("\x1b[1A") == len(drawn) - 1
 
 
-def test_silence_lasts_five_seconds_or_a_minute_after_two_lines_of_training(monkeypatch):
+def test_waiting_lines_come_at_5_10_20_40_s_and_after_two_lines_of_training_each_minute(
+  monkeypatch,
+):
   clock, out, activity = [100.0], io.StringIO(), ["reading"]
   monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
   since = [clock[0]]
@@ -186,15 +188,20 @@ def test_silence_lasts_five_seconds_or_a_minute_after_two_lines_of_training(monk
       shown._print_heartbeat()
     return taken(out).splitlines()
 
-  told = [f"reading, 0:00:{secs:02} (30 s the last time)" for secs in (1, 6, 10)]
-  assert wait(12, "reading") == told
+  told = [
+    f"reading, 0:0{secs // 60}:{secs % 60:02} (30 s the last time)"
+    for secs in (1, 5, 10, 20, 40, 80)
+  ]
+  assert wait(90, "reading") == told
   assert wait(3, "compiling") == ["compiling, 0:00:01 (30 s the last time)"]
   shown.begin(0, 9)
   shown.advance(4)
   assert wait(12, None) == ["step 4/9"] * 2
   shown.show(4, "train", {})
   shown.show(4, "heldout", {})
-  assert wait(6, None) == ["train step 4/9", "heldout step 4/9", "step 4/9"]
+  assert wait(10, None) == ["train step 4/9", "heldout step 4/9", "step 4/9"]
+  assert wait(3, "evaluating") == ["evaluating, 0:00:01 (30 s the last time)"]
+  assert wait(6, None) == ["step 4/9"]
   shown.show(5, "train", {})
   assert wait(50, None) == ["train step 5/9"]
   assert wait(80, None) == ["step 4/9"] * 2

@@ -19,14 +19,15 @@ from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
+from electra_jax.monitor.baselines import Baselines
 from electra_jax.monitor.quantities import label, shown
 from electra_jax.runtime import terminal
 from electra_jax.runtime.terminal import clock, duration
 
 TICK_SECS = 0.25
 SHOWN_AFTER_SECS = 1.0  # shorter activities are not shown
-HEARTBEAT_SECS = 5.0  # longest silence without a terminal
-STEPS_HEARTBEAT_SECS = 60.0  # the same in training, once two lines of metrics show its pace
+HEARTBEAT_SECS = 5.0  # without a terminal, the first silence; each further one is twice as long
+STEPS_HEARTBEAT_SECS = 60.0  # any silence in training, once two lines of metrics show its pace
 LAST_DROPPED = ("tokens_per_sec", "eta_secs")  # of a line that is too long
 
 
@@ -51,13 +52,15 @@ class Display:
 
   def __init__(self, console: Console, now: Callable[[], Activity], *, transient: bool = False):
     self.console, self._now = console, now
+    self.baselines = Baselines()  # those of a run, in its table
     self._rows: dict[str, tuple[int, Mapping]] = {}
     self._train_lines = 0
     self._progress: Progress | None = None
     self._notes: collections.deque[str] = collections.deque()
     self._ends_at: float | None = None  # by the newest metrics, on time.monotonic's clock
     self._lines = _Lines(console)
-    self._printed_activity, self._last_line = None, time.monotonic()
+    self._last_line = self._began = time.monotonic()
+    self._waiting, self._next_secs = "steps", HEARTBEAT_SECS  # what for, and when a line is due
     self._closed = threading.Event()
     self._thread = threading.Thread(target=self._draw_until_closed, daemon=True)
     self._live = Live(
@@ -140,15 +143,20 @@ class Display:
     self._live.refresh()
 
   def _print_heartbeat(self) -> None:
-    """Prints a new activity, or any after a long silence."""
-    quiet = time.monotonic() - self._last_line + TICK_SECS
-    longest = HEARTBEAT_SECS if self._train_lines < 2 else STEPS_HEARTBEAT_SECS
-    if activity := self._activity():
-      if activity.name != self._printed_activity or quiet >= HEARTBEAT_SECS:
-        self._printed_activity = activity.name
-        self.print_line(str(activity))
-    elif self._progress and quiet >= longest:
-      self.print_line(f"step {self._progress.tasks[0].completed}{self._of()}")
+    """Prints a new activity; what it still waits for after 5, 10, 20, 40 ... s; steps."""
+    now, activity = time.monotonic(), self._activity()
+    waiting = activity.name if activity else "steps"
+    if waiting != self._waiting:
+      self._waiting, self._next_secs = waiting, HEARTBEAT_SECS
+      self._began = now - (activity.secs if activity else 0.0)
+      due = activity is not None
+    elif activity or self._train_lines < 2:
+      due = now - self._began + TICK_SECS >= self._next_secs
+      self._next_secs *= 2 if due else 1
+    else:
+      due = now - self._last_line + TICK_SECS >= STEPS_HEARTBEAT_SECS
+    if due and (activity or self._progress):
+      self.print_line(str(activity or f"step {self._progress.tasks[0].completed}{self._of()}"))
 
   def _of(self) -> str:
     total = self._progress and self._progress.tasks[0].total
@@ -171,7 +179,7 @@ class Display:
     rows = dict(sorted(self._rows.items(), key=lambda row: row[0] != "train"))
     names = dict.fromkeys(k for _, values in rows.values() for k in values)
     names = [name for name in names if name not in ("eta_secs", "elapsed_secs")][: max(room, 0)]
-    self._lines.content = [_table(rows, names), *below] if names else below
+    self._lines.content = [_table(rows, names, self.baselines), *below] if names else below
     return self._lines
 
   def _eta(self) -> str:
@@ -182,14 +190,18 @@ class Display:
     return "" if left is None else f"ETA {clock(left)}"
 
 
-def _table(rows: Mapping[str, tuple[int, Mapping]], names: Sequence[str]) -> Table:
+def _table(
+  rows: Mapping[str, tuple[int, Mapping]], names: Sequence[str], baselines: Baselines
+) -> Table:
   table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
   table.add_column("step", style="dim", no_wrap=True)
   for split, (step, _) in rows.items():
     table.add_column(f"{split} {step}", justify="right", no_wrap=True)
+  table.add_column("trivial baseline", justify="right", style="dim", no_wrap=True)
   for name in names:
     cells = (shown(name, v[name]) if name in v else "" for _, v in rows.values())
-    table.add_row(label(name), *cells)
+    trivial = (baselines.shown(name, v) for _, v in rows.values() if v.get(name) is not None)
+    table.add_row(label(name), *cells, next(filter(None, trivial), ""))
   return table
 
 
