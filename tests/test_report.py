@@ -6,11 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from electra_jax.commands import cli
 from electra_jax.evaluate import samples
-from electra_jax.monitor import bands, journal
+from electra_jax.monitor import bands, journal, thinned
 from electra_jax.report import figures, page, saved_run, tables, verdict
 
 GOLDEN = Path(__file__).parent / "golden" / "version_0_1"
@@ -135,12 +136,13 @@ def test_the_verdict_comes_first_with_its_reasons(runs, text):
   shown = Reader(text[text.index("<body>") :]).text
   assert shown.index("did not learn") < shown.index("Overview") < shown.index("Checkpoints")
   bad = saved_run.read(runs[1], "bad")
-  entropy, loss = bad.baselines.entropy, bad.last("heldout")["mlm_loss"]
+  entropy, loss = 0.85 * bad.baselines.entropy, bad.last("heldout")["mlm_loss"]
   judged = verdict.judge(bad)
   assert judged.word == verdict.BAD and judged.sentences == (
     "It is at step 4 of 8.",
     f"The held-out mlm loss is {loss:.4f} nats, {abs(loss - entropy):.2f}"
-    f" {'below' if loss < entropy else 'above'} the unigram entropy {entropy:.2f}.",
+    f" {'below' if loss < entropy else 'above'} the unigram entropy with copies"
+    f" {entropy:.2f}.",
     "Detection has an AUC of 0.500 (held-out; chance is 0.5).",
     "1 warning, below.",
   )
@@ -232,13 +234,13 @@ def test_a_loss_of_tokens_is_judged_whatever_its_name(run):
 def test_each_run_is_compared_with_its_own_baseline(runs):
   one, two = (saved_run.read(run, run.name) for run in runs)
   other = dataclasses.replace(two, baselines=dataclasses.replace(two.baselines, entropy=2.0))
-  own = f"{one.baselines.entropy:.4f} nats"
+  own = f"{0.85 * one.baselines.entropy:.4f} nats"
   for second, expected, colours in (
     (two, own, ["#777777"]),
-    (other, f"{own} / 2.0000 nats", list(figures.COLOURS[:2])),
+    (other, f"{own} / 1.7000 nats", list(figures.COLOURS[:2])),
   ):
     rows = {row[0]: row[-1] for row in tables.evaluations(saved_run.arms([one, second]))}
-    assert rows["mlm loss"] == f"{expected} (held-out unigram entropy)"
+    assert rows["mlm loss"] == f"{expected} (held-out unigram entropy with copies)"
     panel = figures.panel("mlm_loss", saved_run.arms([one, second]))
     drawn = [x.glyph for x in panel.plot.renderers]
     assert [glyph.line_color for glyph in drawn if glyph.line_dash] == colours
@@ -343,10 +345,12 @@ def test_the_next_command_of_a_finished_run_sets_each_field_once(run):
   given = "electra-jax train --config=x.py -config.train.steps 8 --workdir=w --config.seed=1"
   given += " --config.allow_config_change=train.steps --config.train.steps=9"
   done = dataclasses.replace(run, events=[{"event": "start", "command": given}], checkpoints={8: 1})
-  command = tables.commands(done)["continue training, with more train.steps"]
-  assert command == (
-    "electra-jax train --config=x.py --workdir=w --config.seed=1"
-    " --config.train.steps=STEPS --config.allow_config_change=train.steps"
+  assert "train.steps" not in str(tables.commands(done))  # nor does docs/healthy.md advise it
+  learned = [x | {"mlm_loss": 1.0, "rtd_auc": 0.9} for x in run.history]  # else it is the verdict's
+  found = tables.commands(dataclasses.replace(done, history=learned))
+  assert found["train longer, from the start: the learning rate has ended"] == (
+    "electra-jax train --config=x.py --config.seed=1"
+    f" --config.train.steps=STEPS --workdir={run.folder}-longer"
   )
 
 
@@ -392,3 +396,82 @@ def test_the_command_writes_the_file_and_names_it(runs, tmp_path, capsys):
   assert Reader(out.read_text()).tables["checkpoints"][1][:2] == ["run", "4"]
   with pytest.raises(ValueError, match="is not a run"):
     cli.call("report", [str(tmp_path), f"--out={out}"])
+
+
+@pytest.mark.parametrize(
+  ("line", "word"),
+  [
+    ({}, verdict.GOOD),
+    ({"mlm_loss": 0.86}, verdict.BAD),  # times the entropy: frequencies and copies
+    ({"mlm_loss": 0.85}, verdict.BAD),
+    ({"mlm_loss": 0.84}, verdict.GOOD),
+    ({"rtd_auc": 0.52}, verdict.BAD),
+    ({"rtd_auc": 0.53}, verdict.GOOD),
+    ({"rtd_auc": 0.58, "unigram_auc": 0.55}, verdict.BAD),  # docs/healthy.md: generator too strong
+    ({"rtd_auc": 0.58, "unigram_auc": 0.6}, verdict.BAD),
+    ({"rtd_auc": 0.58, "unigram_auc": 0.61}, verdict.GOOD),
+    ({"unigram_auc": None}, verdict.GOOD),
+  ],
+)
+def test_the_verdict_is_that_of_the_page_and_of_the_terminal(run, line, word):
+  good = {"step": run.config.train.steps, "mlm_loss": 0.5, "rtd_auc": 0.75, "unigram_auc": 0.9}
+  found = run.last("heldout") | good | line
+  found["mlm_loss"] *= run.baselines.entropy
+  judged = verdict.judge(dataclasses.replace(run, history=[found]))
+  assert judged.word == word, judged.sentences
+  assert ("the generator is too strong" in str(judged)) == (found["unigram_auc"] in (0.55, 0.6))
+  # The terminal, the report and the curves show the same baseline.
+  level = run.baselines.level("mlm_loss", found)
+  assert run.baselines.shown("mlm_loss", found) == f"{0.85 * run.baselines.entropy:.4f} nats"
+  (text,) = [x for x in judged.sentences if "mlm loss" in x]
+  assert f"the unigram entropy with copies {level[1]:.2f}." in text
+
+
+def test_targets_that_are_all_hidden_cannot_be_copied(run):
+  hidden = dataclasses.replace(run.baselines, masked=1.0)
+  name, level = hidden.level("mlm_loss", run.last("heldout"))
+  assert (name, level) == ("held-out unigram entropy", run.baselines.entropy)
+
+
+def test_a_long_history_keeps_its_extremes_and_a_short_one_every_line(run, tmp_path):
+  rng = np.random.default_rng(0)
+  values = rng.normal(size=20_000)
+  values[[7_777, 13_131]] = 40.0, -40.0
+  many = [{"split": "train", "step": i + 1, "mlm_loss": float(x)} for i, x in enumerate(values)]
+  kept = thinned.Thinned(many).lines()
+  assert thinned.Thinned(many).lines() == kept and len(kept) <= thinned.LINES
+  steps = [x["step"] for x in kept]
+  assert steps == sorted(set(steps)) and {1, 7_778, 13_132, 20_000} <= {*steps}
+  drawn = figures.spread(
+    saved_run.Arm("a", (dataclasses.replace(run, history=kept),)), "train", "mlm_loss"
+  )
+  assert {1, 7_778, 13_132, 20_000} <= {*drawn["step"]} and len(drawn["step"]) <= figures.POINTS
+  assert drawn["value"] == [values[step - 1] for step in drawn["step"]]
+  short = many[: thinned.LINES]  # whole
+  assert thinned.Thinned(short).lines() == short
+  few = run.history * 3
+  assert thinned.Thinned(few).lines() == few
+
+
+def test_ends_and_extremes_are_those_of_a_search():
+  rng = np.random.default_rng(1)
+  for _ in range(50):
+    values = rng.integers(-3, 4, (40, 3)).astype(float)
+    values[rng.random(values.shape) < 0.3] = np.nan
+    groups = np.sort(rng.integers(0, 6, 40))
+    expected = set()
+    for group in set(groups):
+      rows = np.flatnonzero(groups == group)
+      for column in values.T:
+        known = [i for i in rows if not np.isnan(column[i])]
+        if known:
+          expected |= {known[0], known[-1], min(known, key=column.__getitem__)}
+          expected.add(max(known, key=column.__getitem__))
+    assert thinned.ends_and_extremes(values, groups).tolist() == sorted(expected)
+
+
+def test_fifty_runs_have_fifty_colours():
+  found = [np.array([int(x[i : i + 2], 16) for i in (1, 3, 5)]) for x in figures.colours(50)]
+  assert figures.colours(8) == list(figures.COLOURS)
+  apart = min(np.abs(a - b).max() for i, a in enumerate(found) for b in found[:i])
+  assert apart >= 20, apart  # of 255, in one of red, green and blue

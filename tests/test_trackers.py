@@ -11,20 +11,21 @@ from rich.console import Console
 from electra_jax.commands import cli
 from electra_jax.monitor import curves, log, trackers
 from electra_jax.monitor.display import Activity, Display
+from electra_jax.monitor.thinned import Thinned
 from electra_jax.pretrain import train
 
 
 def test_the_curves_are_drawn_at_evaluations_and_not_too_often(monkeypatch):
   clock, drawn = [100.0], []
   monkeypatch.setattr(curves.time, "monotonic", lambda: clock[0])
-  picture = curves.Redrawn(lambda: drawn.append(clock[0]))
+  picture = curves.Redrawn(lambda lines: drawn.append((clock[0], len(lines))), Thinned())
   for now, split in ((101, "heldout"), (120, "train"), (121, "heldout"), (140, "heldout")):
     clock[0] = float(now)
     picture.write(1, split, {})
-  assert drawn == [121]
+  assert drawn == [(121, 3)]
   clock[0] = 141.0
   picture.write(2, "heldout", {})
-  assert drawn == [121, 141]
+  assert drawn == [(121, 3), (141, 5)]
 
 
 def test_a_tracker_that_is_unknown_or_missing_is_one_line_before_the_start(tiny_config, tmp_path):

@@ -79,6 +79,7 @@ def main(args: argparse.Namespace) -> None:
 def run_pairs(args: argparse.Namespace, console: Console) -> None:
   """Scores minimal pairs; prints accuracies by category and writes them to a folder."""
   from electra_jax.evaluate import measures, pairs, scorers
+  from electra_jax.monitor.trackers import dropping
   from electra_jax.runtime.workdir import new_folder
 
   if args.scorer not in (None, *scorers.SCORERS):
@@ -105,7 +106,8 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
     }  # fmt: skip
     with new_folder(args.out) as folder:
       (folder / "pairs.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-      pairs.draw(folder / "pairs.png", f"{args.model}: {title}", found.pairs, found.right)
+      with dropping("pairs.png", lambda text: console.print(f"warning: {text}")):
+        pairs.draw(folder / "pairs.png", f"{args.model}: {title}", found.pairs, found.right)
     console.print(f"written: {args.out / 'pairs.json'}, {args.out / 'pairs.png'}")
 
 

@@ -68,6 +68,7 @@ def main(args: argparse.Namespace) -> None:
   with starting():  # slow, and not needed for --help
     from electra_jax.config.compare import flatten
     from electra_jax.experiments import definition, jobs, plan, runner, summary
+    from electra_jax.monitor.trackers import dropping
     from electra_jax.runtime import jax_flags
     from electra_jax.runtime.workdir import replacing
 
@@ -99,4 +100,5 @@ def main(args: argparse.Namespace) -> None:
   with replacing(args.out / "results.md") as temporary:
     temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
   if shown := plan.reported(experiment, found):
-    summary.draw(args.out / "results.png", experiment, shown)
+    with dropping("results.png", lambda text: console.print(f"warning: {text}")):
+      summary.draw(args.out / "results.png", experiment, shown)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from electra_jax.commands import build, cli, report, show
 from electra_jax.monitor.display import starting
+from electra_jax.monitor.trackers import dropping
 from electra_jax.runtime import terminal
 
 CONFIG = "configs/quickstart.py"
@@ -50,7 +51,8 @@ def main(args: argparse.Namespace) -> int:
   console.print()
   show.show(workdir, console)
   console.print()
-  report.write([workdir], Path(workdir) / "report.html", console)
+  with dropping("report.html", lambda text: console.print(f"warning: {text}")):
+    report.write([workdir], Path(workdir) / "report.html", console)
   command = shlex.join(["show", f"--model={workdir}", "The name of the [MASK]."])
   console.print(f"next, a text of your own:\n  {terminal.program()} {command}")
   return code

@@ -20,6 +20,7 @@ from electra_jax.finetune.task_data import EvalSplit, TaskData
 from electra_jax.interop import sources
 from electra_jax.interop.sources import Finetuned, Network, Source
 from electra_jax.monitor.display import doing
+from electra_jax.monitor.trackers import dropping
 from electra_jax.runtime import jax_flags, terminal
 from electra_jax.runtime.terminal import duration
 from electra_jax.runtime.workdir import claim, new_folder
@@ -269,7 +270,8 @@ def fine_tune(
       rows += done
       results.write_results(root, [*before, *rows])
       if before or rows:
-        statistics.picture(root / PICTURE, [*before, *rows])
+        with dropping(PICTURE, lambda text: console.print(f"warning: {text}")):
+          statistics.picture(root / PICTURE, [*before, *rows])
   if rows:
     console.print(statistics.table(rows))
     results.print_average(rows, console)

@@ -283,8 +283,8 @@ def _run(path: Path, read: Callable[..., RunParams] = read_run) -> Source:
     found["generator"] = Network(cfg, jax.tree.map(np.asarray, weights), "mlm_head")
   elif params.get("generator"):
     left_out.append(f"the {spec.generator_kind} generator, specific to electra_jax")
-  history = metrics.read_history(path / metrics.HISTORY_FILE)
-  heldout = [x for x in history if x["split"] == "heldout" and x["step"] <= steps]
+  lines = metrics.lines(path / metrics.HISTORY_FILE)
+  heldout = [x for x in lines if x["split"] == "heldout" and x["step"] <= steps]
   config = specs.saved_config(saved)
   sequences, length = steps * config.train.batch_size, config.data.seq_length
   card = {

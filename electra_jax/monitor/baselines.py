@@ -13,7 +13,20 @@ COPIES = {
   "corrective": lambda line: line.get("sampled_accuracy"),
   "all_tokens": lambda line: None if (x := line.get("replaced")) is None else 1 - x,
 }
+COPIED = "held-out unigram entropy with copies"
+LEAST_UNIGRAM_AUC = 0.6  # at most this: the generator is too strong, see docs/healthy.md
 SEQUENCES = ("contrast",)  # losses with an accuracy that do not predict tokens
+
+
+def learned(name: str, value: float, level: float, auc_margin: float) -> bool:
+  """Returns whether a metric is better than its trivial baseline `level`, as docs/healthy.md says.
+
+  >>> learned("mlm_loss", 4.8, 4.9, 0.02), learned("rtd_auc", 0.51, 0.5, 0.02)
+  (True, False)
+  """
+  if quantities.of(name).kind == "auc":
+    return value > (LEAST_UNIGRAM_AUC if name == "unigram_auc" else level + auc_margin)
+  return value < level
 
 
 def words(names: Collection[str]) -> list[str]:
@@ -40,15 +53,21 @@ class Baselines:
   entropy: float | None = None  # unigram entropy, nats per token
   most_frequent: float | None = None  # share of the most frequent token
   choices: int | None = None  # candidates in `contrast_loss`
+  masked: float = 1.0  # share of the targets of `mlm_loss` that [MASK] hides; others can be copied
 
   @classmethod
-  def of(cls, frequencies, group: int) -> "Baselines":
-    """Returns the baselines from held-out token counts [V] and the size of a contrast group."""
+  def of(cls, frequencies, group: int, masked: float = 1.0) -> "Baselines":
+    """Returns the baselines from held-out token counts [V] and fields of config.objective.
+
+    Args:
+      group: contrast_group.
+      masked: mask_token_prob.
+    """
     counts = np.asarray(frequencies, np.float64)
     if not counts.sum():
-      return cls(choices=2 * group - 1)
+      return cls(choices=2 * group - 1, masked=masked)
     p = counts[counts > 0] / counts.sum()
-    return cls(float(-(p * np.log(p)).sum()), float(p.max()), 2 * group - 1)
+    return cls(float(-(p * np.log(p)).sum()), float(p.max()), 2 * group - 1, masked)
 
   def level(self, name: str, line: Mapping[str, float | None]) -> tuple[str, float] | None:
     """Returns (description, value) of a metric's trivial baseline at a line, or None."""
@@ -58,6 +77,8 @@ class Baselines:
       "pairs_accuracy": ("chance", 0.5),
       f"{stem}_auc": ("chance", 0.5),
     }
+    if name == "mlm_loss" and self.entropy is not None and self.masked < 1:
+      return COPIED, self.masked * self.entropy
     if _predicts_tokens(stem, line):
       known |= {
         f"{stem}_loss": self._copying(stem, line)
@@ -74,6 +95,11 @@ class Baselines:
     found = known.get(name)
     return found if found and found[1] is not None else None
 
+  def shown(self, name: str, line: Mapping[str, float | None]) -> str:
+    """Returns the value of `level` with its unit, "" if unknown."""
+    level = self.level(name, line)
+    return quantities.shown(name, level[1]) if level else ""
+
   def _copying(self, stem: str, line: Mapping[str, float | None]) -> tuple[str, float | None]:
     """Returns the baseline of a loss of COPIES, in nats.
 
@@ -83,7 +109,7 @@ class Baselines:
     share, replaced, level = COPIES[stem](line), line.get("replaced"), None
     if None not in (share, self.entropy) and replaced and replaced < 1:
       level = -share * math.log(1 - replaced) + (1 - share) * (self.entropy - math.log(replaced))
-    return "held-out unigram entropy with copies", level
+    return COPIED, level
 
 
 def positives(stem: str, line: Mapping[str, float | None]) -> float | None:

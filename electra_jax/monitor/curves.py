@@ -8,6 +8,7 @@ from pathlib import Path
 
 from electra_jax.monitor import metrics, quantities
 from electra_jax.monitor.baselines import Baselines
+from electra_jax.monitor.thinned import Thinned
 from electra_jax.runtime.workdir import replacing
 
 # One colour per metric, for its training line and its held-out points.
@@ -16,14 +17,20 @@ REDRAW_SECS = 20  # minimum between drawings, each of which takes half a second
 
 
 class Redrawn:
-  """A tracker that redraws the curves at evaluations, at most once in REDRAW_SECS."""
+  """A tracker that redraws the curves at evaluations, at most once in REDRAW_SECS.
 
-  def __init__(self, draw: Callable[[], None]):
-    self._draw, self._drawn = draw, time.monotonic()
+  Args:
+    draw: takes the lines so far, thinned.
+    history: those of a resumed run.
+  """
+
+  def __init__(self, draw: Callable[[list[Mapping]], None], history: Thinned):
+    self._draw, self._history, self._drawn = draw, history, time.monotonic()
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+    self._history.add({"step": step, "split": split, **values})
     if split == "heldout" and time.monotonic() - self._drawn >= REDRAW_SECS:
-      self._draw()
+      self._draw(self._history.lines())
       self._drawn = time.monotonic()
 
   def close(self, failed: bool) -> None:

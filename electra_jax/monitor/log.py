@@ -2,16 +2,18 @@
 
 import contextlib
 import errno
+import functools
+import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from electra_jax.monitor.display import Display
 from electra_jax.monitor.journal import Journal
-from electra_jax.monitor.metrics import HISTORY_FILE, parse_line, read_history
-from electra_jax.monitor.trackers import Tracker, TrackerError
+from electra_jax.monitor.metrics import HISTORY_FILE, lines, parse_line
+from electra_jax.monitor.trackers import Tracker, dropping
 from electra_jax.runtime.workdir import free_name, naming, replacing
 
 
@@ -23,18 +25,20 @@ class History:
   """
 
   def __init__(self, path: Path, resumed_step: int | None):
-    self.path, self.warnings, self.notes, kept = path, [], [], []
-    found = read_history(path)
-    if resumed_step is not None:
-      kept = [line for line in found if line["step"] <= resumed_step]
-      texts = path.read_bytes().splitlines() if path.exists() else []
-      if bad := [str(n) for n, text in enumerate(texts, 1) if parse_line(text) is None]:
-        self.warnings = [f"{path}: dropped damaged lines: {', '.join(bad)}"]
-    elif found:
+    self.path, self.warnings, self.notes = path, [], []
+    if resumed_step is None and any(lines(path)):
       aside = path.rename(free_name(path))
       self.notes = [f"training starts over: renamed the earlier {path.name} to {aside}"]
-    with replacing(path) as temporary:
-      temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
+    bad = []
+    found = path.open("rb") if path.exists() else io.BytesIO()
+    with found, replacing(path) as temporary, temporary.open("wb") as kept:
+      for number, text in enumerate(found, 1):
+        if (line := parse_line(text)) is None:
+          bad.append(f"{number}")
+        elif line["step"] <= resumed_step:
+          kept.write(text.rstrip() + b"\n")
+    if bad:
+      self.warnings = [f"{path}: dropped damaged lines: {', '.join(bad)}"]
     self._file = path.open("ab", buffering=0)
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
@@ -64,8 +68,8 @@ class Log:
   """All outputs of a run.
 
   Args:
-    others: make further destinations of the lines. Failing to make one ends the run; a tracker that
-      fails later is dropped.
+    others: make trackers and pictures; one that raises anything is dropped with a warning.
+    hooks: called with each line; an exception ends the run.
     must_write: raise, not only warn, if a file or a line cannot be written.
     enabled: True in only one process.
   """
@@ -78,22 +82,23 @@ class Log:
     start_step: int,
     resumed: bool,
     others: Iterable[Callable[[], Tracker]] = (),
+    hooks: Sequence[Callable] = (),
     must_write: bool = True,
     enabled: bool = True,
   ):
     self.display, self.journal = display, Journal(folder, enabled)
     self._must_write, self._enabled = must_write, enabled
-    self._places: list[History | Tracker] = []
+    self._history: History | None = None
+    self._hooks, self._others = hooks, []
     if enabled:
       with self._writing("all log lines"):
-        history = History(folder / HISTORY_FILE, start_step if resumed else None)
-        self._places.append(history)
+        history = self._history = History(folder / HISTORY_FILE, start_step if resumed else None)
         self.warn(history.warnings)
         for note in history.notes:
           display.print_line(note, style="bold")
       for make in others:
-        with self._writing("all log lines"):
-          self._places.append(make())
+        with dropping("a tracker", functools.partial(self._drop, "start", None)):
+          self._others.append(make())
 
   @contextlib.contextmanager
   def _writing(self, what: str) -> Iterator[None]:
@@ -110,19 +115,25 @@ class Log:
     if not self._enabled:
       return
     self.display.show(step, split, values)
-    for place in tuple(self._places):
+    if self._history:
       with self._writing(f"step {step}"):
-        try:
-          place.write(step, split, values)
-        except TrackerError as error:
-          self._places.remove(place)
-          self.warn([f"step {step}: {error}; not used again until the run is resumed"])
+        self._history.write(step, split, values)
+    for hook in self._hooks:
+      hook(step, split, values)
+    for other in tuple(self._others):
+      drop = functools.partial(self._drop, f"step {step}", other)
+      with dropping(type(other).__name__, drop):
+        other.write(step, split, values)
+
+  def _drop(self, when: str, other: Tracker | None, error: str) -> None:
+    self._others = [x for x in self._others if x is not other]
+    self.warn([f"{when}: {error}; not used again until the run is resumed"])
 
   def sync(self) -> None:
     """Flushes metrics.jsonl, so that it survives a power cut or the loss of the machine."""
-    for history in (place for place in self._places if isinstance(place, History)):
+    if self._history:
       with self._writing("buffered lines"):
-        history.sync()
+        self._history.sync()
 
   def warn(self, warnings: Iterable[str]) -> None:
     """Prints a line for each warning and writes it to the journal."""
@@ -132,7 +143,8 @@ class Log:
 
   def close(self) -> None:
     """Closes the outputs, ignoring errors; after an exception, trackers show a failed run."""
-    for place in self._places:
-      with contextlib.suppress(OSError, TrackerError):  # failed writes are already reported
-        place.close(failed=sys.exception() is not None)
-    self._places = []
+    failed = sys.exception() is not None
+    for place in filter(None, (self._history, *self._others)):
+      with contextlib.suppress(Exception):  # failed writes are already reported
+        place.close(failed)
+    self._history, self._others = None, []

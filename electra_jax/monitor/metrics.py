@@ -6,7 +6,7 @@ reported as the area under the ROC curve (`_auc`); `_loss` terms are in nats.
 
 import collections
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -151,10 +151,16 @@ def losses_first(values: dict) -> dict:
   return dict(sorted(values.items(), key=lambda item: quantities.of(item[0]).kind != "loss"))
 
 
+def lines(path: Path) -> Iterator[dict]:
+  """Yields the undamaged lines of a run's metrics.jsonl, if there is one."""
+  if path.exists():
+    with path.open("rb") as file:
+      yield from (line for line in map(parse_line, file) if line is not None)
+
+
 def read_history(path: Path) -> list[dict]:
   """Returns the undamaged lines of a run's metrics.jsonl."""
-  found = map(parse_line, path.read_bytes().splitlines() if path.exists() else ())
-  return [line for line in found if line is not None]
+  return list(lines(path))
 
 
 def parse_line(text: bytes) -> dict | None:

@@ -52,7 +52,7 @@ class Start:
 
 
 class Tracker(Protocol):
-  """The interface of a tracker; its methods raise OSError or TrackerError."""
+  """The interface of a tracker; one whose methods raise anything is dropped."""
 
   def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
     """Adds the numbers of a line."""
@@ -208,3 +208,13 @@ def _failing(tracker: str, kind: type[Exception] | tuple[type[Exception], ...]) 
     yield
   except kind as error:
     raise TrackerError(f"{tracker}: {' '.join(str(error).split())}") from None
+
+
+@contextlib.contextmanager
+def dropping(what: str, warn: Callable[[str], None]) -> Iterator[None]:
+  """Warns, in one line, of anything that a tracker, picture or report raises in the block."""
+  try:
+    yield
+  except (Exception, SystemExit) as error:
+    kind = "" if isinstance(error, TrackerError) else f"{what}: {type(error).__name__}: "
+    warn(" ".join(f"{kind}{error}".encode(errors="replace").decode().split()))

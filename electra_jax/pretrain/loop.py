@@ -66,8 +66,8 @@ class Loop:
     self.speed = Speed(
       self.goodput, c.train.batch_size, run.shards.seq_length, run.flops_per_step, peak
     )
-    self.history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
-    lines = [line for line in self.history if line["step"] <= self.start]
+    self.history = run.workdir / metrics.HISTORY_FILE
+    lines = (line for line in metrics.lines(self.history) if line["step"] <= self.start)
     reference = BandMonitor(*run.reference) if run.reference else None
     self.health = Health(specs.make_limits(c), lines, reference, run.suspended_checks)
     self.stragglers = (
@@ -122,9 +122,11 @@ class Loop:
   def _resume(self) -> bool:
     """Evaluates and checks at the start's step, if that is left; returns whether to train."""
     done = self.start
-    missing = not any(x["step"] == done and x["split"] == "heldout" for x in self.history)
-    if self._evaluates(done) and processes.broadcast_from_0(missing):
-      self._evaluate(done)
+    if self._evaluates(done):
+      lines = metrics.lines(self.history)
+      there = any(x["step"] == done and x["split"] == "heldout" for x in lines)
+      if processes.broadcast_from_0(not there):
+        self._evaluate(done)
     if self.evaluated and self._unhealthy(done):
       self._raise_warning(done)  # the same command stops again
     return self.evaluated

@@ -257,7 +257,11 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     fns=fns,
     flops_per_step=flops.step_flops(spec, t.batch_size, shards.seq_length),
     peak=_peak_flops(jax.local_devices()[0]),
-    baselines=Baselines.of(heldout.frequencies if heldout else (), config.objective.contrast_group),
+    baselines=Baselines.of(
+      heldout.frequencies if heldout else (),
+      config.objective.contrast_group,
+      config.objective.mask_token_prob,
+    ),
     pairs=_pairs(config, spec, shards) if config.eval.pairs else None,
     reference=specs.reference(config, shards.vocab),
   )
@@ -293,7 +297,7 @@ def start_or_continue(run: Run) -> list[str]:
   """
   allowed, saved = [], read_config(run.workdir)
   checkpoints, history = run.workdir / checkpoint.FOLDER, run.workdir / metrics.HISTORY_FILE
-  if not checkpoints.exists() and metrics.read_history(history):
+  if not checkpoints.exists() and any(metrics.lines(history)):
     raise ValueError(
       f"{checkpoints} is missing, but {history.name} has lines: restore the folder to resume, or"
       " start over in another --workdir"

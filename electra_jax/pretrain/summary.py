@@ -1,5 +1,7 @@
 """What a run prints when it starts and when it ends."""
 
+from collections.abc import Mapping
+
 import jax
 from rich.console import Console
 from rich.table import Table
@@ -7,8 +9,9 @@ from rich.table import Table
 from electra_jax.config import compare
 from electra_jax.core import generators
 from electra_jax.interop import sources
-from electra_jax.monitor import curves, metrics, quantities
+from electra_jax.monitor import curves, metrics, quantities, thinned
 from electra_jax.monitor.display import doing
+from electra_jax.monitor.trackers import dropping
 from electra_jax.pretrain.run import Run
 from electra_jax.runtime import checkpoint, terminal, version
 from electra_jax.runtime.workdir import CONFIG_FILE
@@ -60,29 +63,28 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
     console.print(terminal.fill(line, console.width, indent=14))
 
 
-def draw_curves(run: Run) -> None:
+def draw_curves(run: Run, history: list[Mapping]) -> None:
   """Draws curves.png from the lines so far."""
-  history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
-  title = f"{run.workdir.absolute().name}: {run.config.objective.name}"
+  name = run.workdir.absolute().name.encode(errors="replace").decode()  # it may not be UTF-8
+  title = f"{name}: {run.config.objective.name}"
   curves.draw(run.workdir / CURVES_FILE, title, history, run.baselines)
 
 
 def finish(run: Run, done: int, console: Console) -> None:
   """Draws the curves; prints the final metrics and the paths of the results."""
-  with doing("drawing", console):
-    draw_curves(run)
-  history = metrics.read_history(run.workdir / metrics.HISTORY_FILE)
+  history = thinned.read(run.workdir / metrics.HISTORY_FILE)
+  with doing("drawing", console), dropping(CURVES_FILE, lambda x: console.print(f"warning: {x}")):
+    draw_curves(run, history)
   heldout = [line for line in history if line["split"] == "heldout"]
   if heldout:
     table = Table(title="held-out documents")
     ends = [heldout[0], *heldout[1:][-1:]]
-    for title in ("", *(f"step {line['step']:,}" for line in ends)):
+    for title in ("", *(f"step {line['step']:,}" for line in ends), "trivial baseline"):
       table.add_column(title, justify="right" if title else "left")
     for name in (k for k in heldout[-1] if k not in ("step", "split")):
       values = (quantities.shown(name, line.get(name)) for line in ends)
-      table.add_row(quantities.label(name), *values)
-    entropy = quantities.shown("loss", run.baselines.entropy)
-    table.add_row("unigram entropy", *len(ends) * [entropy], style="dim")
+      trivial = run.baselines.shown(name, heldout[-1])
+      table.add_row(quantities.label(name), *values, trivial)
     console.print(table)
   console.print(f"checkpoint: {checkpoint.folder_of(run.workdir) / str(done)}")
   console.print(f"curves:     {run.workdir / CURVES_FILE}")

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -22,6 +21,7 @@ from electra_jax.monitor import curves, journal, metrics, tracing, trackers
 from electra_jax.monitor.display import Activity, Display, doing
 from electra_jax.monitor.goodput import Goodput
 from electra_jax.monitor.log import Log
+from electra_jax.monitor.thinned import Thinned
 from electra_jax.monitor.tracing import Tracer
 from electra_jax.monitor.trackers import Start, Tracker
 from electra_jax.pretrain import summary
@@ -168,6 +168,7 @@ def _train_in(
       with goodput.doing("data"):
         run, allowed = processes.run_on_all(lambda: begin(config, workdir, verify, stack, given))
         processes.assert_same(run.fingerprint | {"workdir": shared_or_not(workdir)})
+      display.baselines = run.baselines
       events, warned = journal.Journal(workdir, jax.process_index() == 0), []
 
       def warn(texts: Iterable[str]) -> None:
@@ -249,7 +250,8 @@ def train_with_rollback(
       display,
       start_step=int(state.step),
       resumed=meta is not None,
-      others=destinations(run, int(state.step), meta is not None, hooks),
+      others=destinations(run, int(state.step), meta is not None),
+      hooks=hooks,
       must_write=run.config.checkpoint.on_error == "stop",
       enabled=jax.process_index() == 0,
     )
@@ -273,17 +275,13 @@ def train_with_rollback(
       state, meta = make_state(run, services.checkpoints, display.console, log.warn)
 
 
-def destinations(
-  run: Run, step: int, resumed: bool, hooks: Sequence[Hook]
-) -> list[Callable[[], Tracker]]:
-  """Returns functions that open the other destinations of lines: trackers, curves, hooks."""
+def destinations(run: Run, step: int, resumed: bool) -> list[Callable[[], Tracker]]:
+  """Returns functions that open the other destinations of lines: trackers and curves."""
   start = Start(run.workdir, step, resumed, compare.flatten(run.record))
   names = trackers.parse(run.config.log.trackers)
   made = [functools.partial(trackers.TRACKERS[name].make, start) for name in names]
-  made += [
-    functools.partial(SimpleNamespace, write=hook, close=lambda failed: None) for hook in hooks
-  ]
-  return [*made, functools.partial(curves.Redrawn, functools.partial(summary.draw_curves, run))]
+  draw, path = functools.partial(summary.draw_curves, run), run.workdir / metrics.HISTORY_FILE
+  return [*made, lambda: curves.Redrawn(draw, Thinned(metrics.lines(path)))]
 
 
 def remedy(o: ConfigDict) -> str:

@@ -1,5 +1,6 @@
 """Curves of several runs on shared axes, as Bokeh figures; for seeds their mean and range."""
 
+import colorsys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,11 +9,12 @@ from bokeh.models import ColumnDataSource, HoverTool, Whisker
 from bokeh.plotting import figure
 
 from electra_jax.monitor import baselines, curves, quantities
+from electra_jax.monitor.thinned import ends_and_extremes
 from electra_jax.report.saved_run import Arm
 
 # The colours of eight arms; the page turns the lightness around in the dark, so mid-tones are used.
 COLOURS = ("#1f5fa8", "#d1602c", "#3a8f4d", "#8a4fa3", "#937a2a", "#b03060", "#2a8f8f", "#666666")
-POINTS = 500  # in a line, at most, evenly spaced: no screen shows more
+POINTS = 500  # in a line, at most: no screen shows more
 TITLES = {
   "generator": "Words: the masked language model",
   "discriminator": "Detection: the discriminator",
@@ -30,15 +32,22 @@ def group(name: str, names: Sequence[str]) -> str:
   return "rest"
 
 
-def thinned(values: list, most: int = POINTS) -> list:
-  """Returns at most `most` of the values, evenly spaced, with the first and the last.
+def colours(count: int) -> list[str]:
+  """Returns as many colours: COLOURS, then others of all hues in three lightnesses.
 
-  >>> thinned(list(range(10)), most=4)
-  [0, 3, 6, 9]
+  >>> colours(9)[7:]
+  ['#666666', '#a11212']
   """
-  if len(values) <= most:
-    return values
-  return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+  more = (colorsys.hls_to_rgb(i * 0.137 % 1, (0.35, 0.5, 0.65)[i % 3], 0.8) for i in range(count))
+  made = ("#" + "".join(f"{round(255 * x):02x}" for x in rgb) for rgb in more)
+  return [*COLOURS, *made][:count]
+
+
+def thinned(values: np.ndarray) -> np.ndarray:
+  """Returns the indices of at most POINTS rows of values [n, columns], with ends and extremes."""
+  count, columns = values.shape
+  groups = np.arange(count) * (POINTS // (2 + 2 * columns)) // max(count, 1)
+  return np.arange(count) if count <= POINTS else ends_and_extremes(values, groups)
 
 
 class Panel(NamedTuple):
@@ -60,10 +69,12 @@ def draw(arms: Sequence[Arm]) -> dict[str, dict[str, Panel]]:
 def spread(arm: Arm, split: str, name: str) -> dict[str, list]:
   """Returns the columns step, value (mean over seeds), low and high, at steps that all have."""
   found = [dict(zip(*curves.points(run.history, split, name), strict=True)) for run in arm.runs]
-  steps = thinned([step for step in found[0] if all(step in one for one in found)])
+  steps = [step for step in found[0] if all(step in one for one in found)]
   values = np.array([[one[step] for step in steps] for one in found], float)
-  columns = {"value": values.mean(0), "low": values.min(0), "high": values.max(0)}
-  return {"step": steps} | {name: column.tolist() for name, column in columns.items()}
+  columns = np.stack([values.mean(0), values.min(0), values.max(0)], 1)
+  kept = thinned(columns if len(found) > 1 else columns[:, :1])
+  names = dict(zip(("value", "low", "high"), columns[kept].T.tolist(), strict=True))
+  return {"step": [steps[i] for i in kept]} | names
 
 
 def panel(name: str, arms: Sequence[Arm]) -> Panel:
@@ -77,7 +88,7 @@ def panel(name: str, arms: Sequence[Arm]) -> Panel:
   plot.toolbar.logo, plot.toolbar.autohide = None, True
   plot.grid.grid_line_alpha = 0.35
   plot.xaxis.axis_label = "step"
-  pointed, coloured = [], list(zip(arms, COLOURS * len(arms), strict=False))
+  pointed, coloured = [], list(zip(arms, colours(len(arms)), strict=True))
   for arm, colour in coloured:
     for split, draw_split in (("train", plot.line), ("heldout", plot.scatter)):
       columns = spread(arm, split, name)
@@ -100,7 +111,9 @@ def panel(name: str, arms: Sequence[Arm]) -> Panel:
   if len({frozenset(values) for _, values, _, _ in found}) == 1:  # one for all runs
     found = [(*max(found, key=lambda level: level[0][-1])[:3], "#777777")]
   for steps, values, _, colour in found:
-    plot.line(thinned(steps), thinned(values), color=colour, line_dash="dashed", line_width=1.2)
+    line = np.stack([steps, values], 1)
+    line = line[thinned(line[:, 1:])].T.tolist()
+    plot.line(*line, color=colour, line_dash="dashed", line_width=1.2)
   note = f"dashed: trivial baseline ({found[0][2]})" if found else ""
   label = quantities.label(name)
   tips = [("run", "@run, @split"), ("step", "@step{0,0}"), (label, "@value{0.0000}")]

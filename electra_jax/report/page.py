@@ -70,7 +70,7 @@ def render(
     runs_of_seeds=len(runs) > len(arms),
     fields=tables.fields(arms),
     groups=groups,
-    colours=list(zip(arms, figures.COLOURS * len(arms), strict=False)),
+    colours=list(zip(arms, figures.colours(len(arms)), strict=True)),
     evaluations=tables.evaluations(arms),
     pairs=tables.minimal_pairs(pairs),
     finetuning=tables.finetuning(finetune),

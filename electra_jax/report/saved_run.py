@@ -16,7 +16,7 @@ from electra_jax.core import flops, generators, objectives
 from electra_jax.data import shards
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.interop import sources
-from electra_jax.monitor import journal, metrics
+from electra_jax.monitor import journal, metrics, thinned
 from electra_jax.monitor.baselines import Baselines
 from electra_jax.runtime import checkpoint
 from electra_jax.runtime.workdir import read_config, read_run_config
@@ -33,7 +33,7 @@ class SavedRun:
   name: str  # unique in a report
   folder: Path
   config: ConfigDict
-  history: list[dict]  # the lines of metrics.jsonl
+  history: list[dict]  # the lines of metrics.jsonl, thinned
   events: list[dict]  # of the journal
   checkpoints: dict[int, int]  # {step: bytes}
   manifest: dict  # of the shards
@@ -141,7 +141,7 @@ def elapsed(history: list[dict]) -> float:
 def read(folder: Path, name: str) -> SavedRun:
   """Reads a run; raises ValueError if the folder holds none, JustBegunError if it has no line."""
   saved = read_run_config(folder)
-  history = metrics.read_history(folder / metrics.HISTORY_FILE)
+  history = thinned.read(folder / metrics.HISTORY_FILE)
   if not history:
     raise JustBegunError(f"{folder / metrics.HISTORY_FILE} has no line yet: the run has just begun")
   config = specs.saved_config(saved)
@@ -157,7 +157,9 @@ def read(folder: Path, name: str) -> SavedRun:
     checkpoints={step: size(places / str(step)) for step in checkpoint.steps_on_disk(places)},
     manifest=manifest,
     baselines=Baselines.of(
-      manifest["splits"]["heldout"]["frequencies"], config.objective.contrast_group
+      manifest["splits"]["heldout"]["frequencies"],
+      config.objective.contrast_group,
+      config.objective.mask_token_prob,
     ),
     parameters=generators.count_networks(spec, objectives.param_shapes(spec)),
     flops_per_step=flops.step_flops(spec, config.train.batch_size, manifest["seq_length"]),

@@ -14,6 +14,7 @@ from electra_jax.config import compare
 from electra_jax.evaluate import pairs
 from electra_jax.finetune import results, statistics
 from electra_jax.monitor import goodput, quantities
+from electra_jax.report import verdict
 from electra_jax.report.saved_run import Arm, SavedRun
 from electra_jax.runtime import checkpoint
 from electra_jax.runtime.foreign import read_json
@@ -230,10 +231,12 @@ def commands(run: SavedRun) -> dict[str, str]:
   known = f"electra-jax train --config=CONFIG --workdir={folder}"
   known = portable(run.start.get("command") or known)
   more = {"continue training": known}
-  if run.finished:
-    kept = re.sub(r" --?config\.(train\.steps|allow_config_change)[= ]\S+", "", known)
-    changed = "--config.train.steps=STEPS --config.allow_config_change=train.steps"
-    more = {"continue training, with more train.steps": f"{kept} {changed}"}
+  if run.finished and verdict.judge(run).word == verdict.BAD:
+    more = {}  # docs/healthy.md has what to change
+  elif run.finished:
+    kept = re.sub(r" --?(workdir|config\.(train\.steps|allow_config_change))[= ]\S+", "", known)
+    changed = f"--config.train.steps=STEPS --workdir={folder}-longer"
+    more = {"train longer, from the start: the learning rate has ended": f"{kept} {changed}"}
   return {
     **({} if run.finished and run.config.train.minutes else more),
     "see what it has learned": f"electra-jax show --model={folder}",

@@ -77,7 +77,7 @@ def findings(run: SavedRun) -> list[Finding]:
     line, where = run.last("train"), "training"
   own_fields = objectives.OBJECTIVES[run.config.objective.name].own_fields
   of_words = "replace_mlm_weight" if "replace_mlm_weight" in own_fields else "discriminator_weight"
-  found = []
+  found, margin = [], run.config.health.auc_margin
   for stem in baselines.words(line):
     name = f"{stem}_loss"
     level = run.baselines.level(name, line)
@@ -87,15 +87,26 @@ def findings(run: SavedRun) -> list[Finding]:
       side = f"{gain:.2f} below" if gain > 0 else f"{-gain:.2f} above"
       text = f"The {where} {label(name)} is {shown(name, line[name])}, {side} the"
       text += f" {level[0].removeprefix('held-out ')} {level[1]:.2f}."
-      found.append(Finding(gain > 0, text, max(off, default=0)))
+      better = baselines.learned(name, line[name], level[1], margin)
+      found.append(Finding(better, text, max(off, default=0)))
   off = _steps_without(run, "discriminator_weight")
   for name, value in line.items() if line.get("step") not in off else ():
     quantity = quantities.of(name)
-    # The detector's own task; `unigram_auc` has no loss.
-    if quantity.kind == "auc" and quantity.other("loss") in line and value is not None:
+    if quantity.kind != "auc" or value is None:
+      continue
+    better = baselines.learned(name, value, 0.5, margin)
+    if name == "unigram_auc":
+      text = f"Replacements by token frequency are detected with an AUC of {value:.3f}"
+      text += (
+        "."
+        if better
+        else f", not above {baselines.LEAST_UNIGRAM_AUC}: the generator is too strong."
+      )
+    elif quantity.other("loss") in line:  # the detector's own task
       text = f"Detection has an AUC of {value:.3f} ({where}; chance is 0.5)."
-      learned = value > 0.5 + run.config.health.auc_margin
-      found.append(Finding(learned, text, max(off, default=0)))
+    else:
+      continue
+    found.append(Finding(better, text, max(off, default=0)))
   return found
 
 

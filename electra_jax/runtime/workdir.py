@@ -56,7 +56,7 @@ def open_lock(path: Path) -> IO:
   """Opens a file to lock, creating it; raises OSError for a symbolic link."""
   with naming(path):
     try:
-      return open(path, "a+", opener=_without_links)
+      return open(path, "a+", encoding="utf-8", opener=_without_links)
     except OSError as error:
       if error.errno != errno.ELOOP:
         raise
@@ -96,7 +96,7 @@ def sweep(folder: Path) -> None:
   """Deletes what `temporary` made in a folder for processes that were killed, once per process."""
   here = f".{socket.gethostname()}-"
   for path in (path for path in folder.glob("*.tmp") if TEMPORARY.search(path.name)):
-    with contextlib.suppress(OSError), open(path, "r+", opener=_without_links) as lock:
+    with contextlib.suppress(OSError), open(path, "rb+", opener=_without_links) as lock:
       # The locks of a mounted bucket may be invisible to other hosts.
       old = here in path.name or time.time() - path.stat().st_mtime > FOREIGN_SECS
       if old and flock(lock):  # raises for a live process
