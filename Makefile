@@ -5,9 +5,9 @@ RUN = .venv/bin/python
 DOCS = .venv/docs/bin/python
 EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert modernbert_export spm exchange tf1 weight_files encoder calls onnx)
 # What tests compile is kept, for each other and for the next time.
-test test-core test-long test-hf test-faults: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
+test test-core test-long test-hf test-faults mutants: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
-.PHONY: quickstart test test-core lint test-long test-faults test-slurm test-hf test-tpu test-gpu-compile
+.PHONY: quickstart test test-core lint test-long test-faults mutants test-slurm test-hf test-tpu test-gpu-compile
 .PHONY: test-engines test-buckets test-trackers test-notebook test-docs test-report speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
 
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, samples, report: five minutes on two cores
@@ -28,6 +28,9 @@ test-long: .venv/ready  ## what the default tests leave out because it compiles 
 
 test-faults: .venv/ready  ## kill, starve and damage real runs, and compare what they end with, bit for bit
 	$(RUN) -m pytest -m faults tests/faults
+
+mutants: .venv/ready  ## changes one line at a time and asks whether the tests notice: hours; ARGS=--part=0/4
+	$(RUN) tests/mutants.py $(ARGS)
 
 test-slurm: .venv/ready  ## launch/slurm.sbatch on a real SLURM of this machine (apt-get install slurm-wlm munge)
 	$(RUN) tests/slurm_resume.py
