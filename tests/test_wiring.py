@@ -33,15 +33,15 @@ def test_a_warning_is_in_the_journal_from_which_the_report_judges(tmp_path):
   assert (event["event"], event["text"]) == ("warning", "the discriminator does not learn")
 
 
-@pytest.mark.parametrize(("above", "word"), [(-0.01, verdict.GOOD), (0.01, verdict.BAD)])
-def test_a_loss_of_words_is_judged_at_the_baseline_itself(tmp_path, above, word):
+@pytest.mark.parametrize(("loss", "word"), [(0.5, verdict.GOOD), (1.01, verdict.BAD)])
+def test_a_loss_of_words_slightly_above_its_baseline_is_no_healthy_run(tmp_path, loss, word):
   shutil.copytree(GOLDEN / "run", tmp_path / "run")
   config = json.loads((tmp_path / "run" / "config.json").read_text())
   config["data"]["dir"] = str(GOLDEN / "data")
   config["health"] = {"after_step": 0}
   (tmp_path / "run" / "config.json").write_text(json.dumps(config))
   run = saved_run.read(tmp_path / "run", "run")
-  line = run.last("heldout") | {"mlm_loss": run.baselines.entropy + above, "rtd_auc": 0.9}
+  line = run.last("heldout") | {"mlm_loss": loss * run.baselines.entropy, "rtd_auc": 0.9}
   assert verdict.judge(dataclasses.replace(run, history=[line])).word == word
 
 
