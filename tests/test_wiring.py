@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from test_build import make_config
 
+from electra_jax.config import compare, files, specs
 from electra_jax.data import build, chunks, pretrain_batches, shards, sources
 from electra_jax.data.sources import SourceStats, TextChunk
 from electra_jax.interop import huggingface
@@ -128,3 +129,42 @@ def test_the_exported_tokenizer_marks_the_second_of_two_texts(words, tmp_path):
   ids = [vocab.cls, *words.encode_batch(["the"])[0], vocab.sep]
   ids += [*words.encode_batch(["a b"])[0], vocab.sep]
   assert pair.ids == ids and pair.type_ids == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+  ("fields", "read"),
+  [
+    ({"generator.sampling_dropout": False}, lambda spec: spec.sampling_dropout is False),
+    ({"eval.fixed_noise": False}, lambda spec: spec.fixed_noise is False),
+    ({"generator.kind": "two_tower"}, lambda spec: spec.generator_kind == "two_tower"),
+    ({"generator.tie": "gdes"}, lambda spec: spec.tying == "gdes"),
+    (
+      {"generator.tie": "none", "generator.embedding_size": 96},
+      lambda spec: spec.generator.embedding_size == 96,
+    ),
+    ({"model.unroll": 3, "model.remat": True}, lambda spec: spec.discriminator.compute.unroll == 3),
+    ({"model.remat": True}, lambda spec: spec.generator.compute.remat),
+    ({"objective.disallow_correct": True}, lambda spec: spec.masking.disallow_correct),
+    ({"objective.mlm_weight": 3.0}, lambda spec: spec.mlm_weight == 3.0),
+    ({"objective.temperature": 0.7}, lambda spec: spec.masking.temperature.constant == 0.7),
+  ],
+)
+def test_a_field_of_the_configuration_reaches_the_networks(fields, read):
+  config, vocab = (
+    files.load("small.py"),
+    SimpleNamespace(size=100, mask=4, special_ids=(0, 2, 3, 4)),
+  )
+  assert not read(specs.make_spec(config, vocab))
+  config.update_from_flattened_dict(fields)
+  assert read(specs.make_spec(config, vocab))
+
+
+def test_a_change_that_is_allowed_allows_no_field_whose_name_it_begins():
+  assert compare.allows("objective.mask_prob", "objective.mask_prob")
+  assert not compare.allows("objective.mask_prob", "objective.mask_prob_schedule")
+
+
+def test_a_run_from_before_a_field_has_the_value_that_it_then_had():
+  fields = compare.upgrade({"objective.mask_prob": 0.2})
+  assert fields["objective.mask_prob"] == 0.2
+  assert fields["data.parts"] == 1 != files.load("base.py").data.parts
