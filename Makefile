@@ -84,7 +84,7 @@ test-report: .venv/ready  ## a report in a headless Chromium (apt-get install ch
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --use-pep517 -r requirements.lock
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --use-pep517 --require-hashes -r requirements.lock
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -102,11 +102,12 @@ dist: .venv/ready  ## the sdist and the wheel of a release
 	rm -rf build dist
 	$(RUN) -c "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
 
-lock:  ## solves the versions anew, for every Python and platform; needs uv
-	uv pip compile --universal --python-version 3.11 --extra dev --no-annotate --no-header \
-	  --upgrade pyproject.toml -o requirements.lock
-	uv pip compile --universal --python-version 3.11 --extra beam --no-annotate --no-header \
-	  --upgrade pyproject.toml -o requirements-beam.lock
+LOCK = uv pip compile --universal --python-version 3.11 --no-annotate --no-header --generate-hashes --upgrade pyproject.toml
+lock:  ## solves the versions anew, for every Python and platform, with the hashes of all files; needs uv
+	$(LOCK) --extra dev -o requirements.lock
+	$(LOCK) --extra beam -o requirements-beam.lock
+	$(LOCK) -c requirements.lock --extra data --extra buckets --extra gpu -o requirements-gpu.lock
+	$(LOCK) -c requirements.lock --extra data --extra buckets --extra tpu -o requirements-tpu.lock
 
 clean:  ## removes what runs made; shards, checkpoints and .venv
 	rm -rf runs .venv .pytest_cache

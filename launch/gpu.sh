@@ -26,8 +26,8 @@ has_gpu() { "$python" -c "$see_gpu" > /dev/null 2>&1; }
 if [ -z "${PYTHON-}" ] && [ ! -x "$python" ]; then run python3 -m venv "$clone/.venv"; fi
 # Also installs into a .venv from `make`, which is for CPUs.
 if [ -z "${PYTHON-}" ] && { [ "$dry" ] || ! has_gpu; }; then
-  run "$python" -m pip install --quiet --constraint "$clone/requirements.lock" \
-    --editable "${clone}[data,gpu]"
+  run "$python" -m pip install --quiet --require-hashes --requirement "$clone/requirements-gpu.lock"
+  run "$python" -m pip install --quiet --no-deps --no-build-isolation --editable "$clone"
 fi
 if [ ! "$dry" ] && ! has_gpu; then
   echo "error: JAX sees no GPU: $python -c '$see_gpu'" >&2

@@ -46,14 +46,13 @@ ENGINES = {
 
 def locked(name: str) -> dict[str, str]:
   """Returns {package: its line} of a lock file."""
-  lines = (ROOT / name).read_text().splitlines()
-  return {line.partition("==")[0]: line for line in lines if "==" in line}
+  return {line.partition("==")[0]: line for line in packages.locked(name)}
 
 
 def install(name: str) -> Path:
   """Installs an engine into a folder of the environment, with what differs from the lock."""
   if name == "ray":
-    return packages.install(name, *packages.LOCKED, "ray==2.60.0")
+    return packages.install(name, *packages.constraint(), "ray==2.60.0")
   usual = locked("requirements.lock")
   other = [x for k, x in locked("requirements-beam.lock").items() if usual.get(k) != x]
   return packages.install(name, "--no-deps", *(line.partition(" ;")[0] for line in other))

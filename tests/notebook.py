@@ -89,7 +89,7 @@ def check_interrupt(manager, folder: Path) -> None:
 
 
 def main() -> None:
-  installed = packages.install("notebook", *PACKAGES, *packages.LOCKED)
+  installed = packages.install("notebook", *PACKAGES, *packages.constraint())
   sys.path.append(str(installed))
   os.environ["PYTHONPATH"] = os.pathsep.join([str(packages.ROOT), str(installed)])
   os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")

@@ -5,7 +5,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCKED = ("--constraint", str(ROOT / "requirements.lock"))
+
+
+def locked(name: str) -> list[str]:
+  """Returns the lines of a lock file without their hashes."""
+  return [x.rstrip(" \\") for x in (ROOT / name).read_text().splitlines() if "==" in x]
+
+
+def constraint() -> tuple[str, str]:
+  """Returns pip's option for the versions of requirements.lock; with hashes it wants one of all."""
+  path = Path(sys.prefix) / "constraints.txt"
+  path.write_text("\n".join(locked("requirements.lock")))
+  return "--constraint", str(path)
 
 
 def install(name: str, *wanted: str) -> Path:

@@ -140,7 +140,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--pictures", type=Path, help="where to save what was seen")
   args = parser.parse_args()
-  sys.path.append(str(packages.install("selenium", *packages.LOCKED, "selenium==4.51.0")))
+  sys.path.append(str(packages.install("selenium", *packages.constraint(), "selenium==4.51.0")))
   with tempfile.TemporaryDirectory() as folder:
     runs, page = make_runs(Path(folder)), Path(folder) / "report.html"
     command = [sys.executable, "-m", "electra_jax.report", *map(str, runs), f"--out={page}"]

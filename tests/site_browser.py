@@ -78,7 +78,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--pictures", type=Path, help="where to save the home page")
   args = parser.parse_args()
-  sys.path.append(str(packages.install("selenium", *packages.LOCKED, "selenium==4.51.0")))
+  sys.path.append(str(packages.install("selenium", *packages.constraint(), "selenium==4.51.0")))
   pages = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html") if path.stem != "404")
   handler = functools.partial(Handler, directory=SITE)
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

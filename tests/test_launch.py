@@ -159,11 +159,12 @@ def test_a_slurm_job_gives_up_after_three_starts_without_a_new_checkpoint(launch
 
 def test_a_gpu_node_installs_once_and_trains_in_a_session_of_its_own(launch, tmp_path):
   args = [*ARGS, "--workdir=runs/large"]
-  make, install, train = dry_run(launch / "gpu.sh", *args)
+  make, install, itself, train = dry_run(launch / "gpu.sh", *args)
   assert make == ["python3", "-m", "venv", f"{tmp_path}/.venv"]  # called from another folder
-  assert install[-4:] == [
-    "--constraint", f"{tmp_path}/requirements.lock", "--editable", f"{tmp_path}[data,gpu]"
+  assert install[-3:] == [
+    "--require-hashes", "--requirement", f"{tmp_path}/requirements-gpu.lock"
   ]  # fmt: skip
+  assert itself[-4:] == ["--no-deps", "--no-build-isolation", "--editable", str(tmp_path)]
   assert train[:4] == ["nohup", "setsid", "bash", "-c"]
   assert train[6:] == [f"{tmp_path}/.venv/bin/python", "-m", "electra_jax.train", *args]
   assert "give --workdir=DIR" in call(launch / "gpu.sh", *ARGS).stderr
@@ -264,7 +265,9 @@ def test_a_tpu_slice_is_made_filled_started_watched_and_deleted(launch):
     "--accelerator-type=v5litepod-64", "--runtime-version=v2-alpha-tpuv5-lite", "--spot",
   ]  # fmt: skip
   install, begin = (c[-1].removeprefix("--command=") for c in commands[6:8])
-  assert "--constraint requirements.lock" in install and install.startswith("BUCKET=ours\n")
+  assert "--no-config --require-hashes --requirement requirements-tpu.lock" in install and install.startswith(
+    "BUCKET=ours\n"
+  )
   assert "--workdir=gs://ours/runs/large" in begin
   assert "--config.data.sources=text:a\\ b" in begin
   for text in (install, begin, commands[8][-1].removeprefix("--command=")):
@@ -412,7 +415,10 @@ def test_the_job_sets_hold_valid_jobs_that_start_again_and_find_each_other():
     assert pod["restartPolicy"] == "Never"
     # With "=": after a colon gcsfuse looks for a field of its configuration file.
     options = pod["volumes"][0]["csi"]["volumeAttributes"]["mountOptions"]
-    assert options == "implicit-dirs,rename-dir-limit=100000"
+    users = (
+      "" if "securityContext" in pod["containers"][0] else ",uid=1000,gid=1000"
+    )  # of the image
+    assert options == f"implicit-dirs,rename-dir-limit=100000{users}"
   (container,) = pod["containers"]  # of the last, on GPUs
   args = container["args"]
   assert "--coordinator=electra-gpu-train-0-0.electra-gpu:8476" in args
@@ -444,11 +450,31 @@ def test_the_job_that_builds_has_a_pod_for_each_part():
   assert f"--part=$(JOB_COMPLETION_INDEX)/{spec['completions']}" in container["args"]
   assert container["command"] == ["python", "-m", "electra_jax.data.build"]
   assert spec["completionMode"] == "Indexed" and spec["backoffLimit"] >= spec["completions"]
+  (volume,) = spec["template"]["spec"]["volumes"]
+  assert volume["csi"]["volumeAttributes"]["mountOptions"].endswith(",uid=1000,gid=1000")
 
 
 def test_the_image_copies_what_the_package_is_built_from():
   lines = (LAUNCH / "Dockerfile").read_text().splitlines()
   copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
-  assert copied == {"requirements.lock", "pyproject.toml", "setup.cfg", "electra_jax", "configs"}
+  lock = "requirements-${EXTRA}.lock"
+  assert copied == {lock, "pyproject.toml", "setup.cfg", "electra_jax", "configs"}
+  for extra in ("gpu", "tpu"):
+    assert (LAUNCH.parent / lock.replace("${EXTRA}", extra)).exists()
   assert 'ENTRYPOINT ["python", "-m", "electra_jax.train"]' in lines
   assert "ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64" in lines  # of a GPU node's driver
+
+
+def test_what_is_installed_has_the_hash_that_is_written_here():
+  for name in ("requirements", "requirements-beam", "requirements-gpu", "requirements-tpu"):
+    lines = (LAUNCH.parent / f"{name}.lock").read_text().splitlines()
+    for line, after in zip(lines, lines[1:], strict=False):
+      assert "==" not in line or after.startswith("    --hash=sha256:"), (name, line)
+  for path in LAUNCH.iterdir():
+    text = path.read_text()
+    assert not re.search(r"(curl|wget)[^\n]*\|", text), path
+    for install in re.findall(r"pip install((?:[^\n&]|\\\n)*)", text):
+      assert "--require-hashes" in install or "--no-deps" in install, (path, install)
+  lines = (LAUNCH / "Dockerfile").read_text().splitlines()
+  assert [x for x in lines if x.startswith("FROM") and "@sha256:" not in x] == []
+  assert next(x for x in reversed(lines) if x.startswith("USER")) == "USER 1000:1000"

@@ -81,7 +81,7 @@ def read(code: str, environment: dict, *arguments: str) -> list:
 
 def check(folder: Path) -> None:
   """Trains, stops, resumes and compares. Raises AssertionError with what differs."""
-  installed = packages.install("trackers", *packages.LOCKED, *PACKAGES)
+  installed = packages.install("trackers", *packages.constraint(), *PACKAGES)
   path = os.pathsep.join((str(installed), str(ROOT)))
   environment = {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "offline"}
   harness.build(folder)
