@@ -31,7 +31,7 @@ REFERENCE = {
   "Scale": "clusters scale preflight",
   "Details": "entries differences status",
 }
-PROJECT = ["ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+PROJECT = ["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
 
 
 def navigation(api: list[dict]) -> list[dict]:
