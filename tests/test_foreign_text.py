@@ -62,7 +62,10 @@ def test_a_json_line_that_cannot_be_read_is_named(tmp_path, monkeypatch, line, r
 
 def test_text_without_line_feeds_or_blank_lines_is_noted(tmp_path):
   for text, note in (
-    ("\r".join(["a line"] * 50), "its lines end with carriage returns only"),
+    (
+      "\r".join(["a line"] * 50),
+      "1 document in 50 lines: blank lines separate documents; convert its carriage",
+    ),
     ("\n".join(["a line"] * 2000), "1 document in 2,000 lines: blank lines separate documents"),
     ("\n\n".join(["a line"] * 2000), ""),
   ):

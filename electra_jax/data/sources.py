@@ -106,12 +106,14 @@ class SourceStats:
     """What is odd about the text; "" if nothing is."""
     if self.undecodable:
       return f"{self.undecodable:,} of {self.seen:,} documents are undecodable, first {self.bad}"
-    if self.returns > self.lines:
-      return "its lines end with carriage returns only: convert it (tr '\\r' '\\n')"
     documents = "document" if self.documents == 1 else "documents"
-    if self.source.kind == "text" and self.lines >= LONG_DOCUMENT * max(self.files, self.documents):
+    lines, hint = self.lines, ""
+    if self.returns > lines:
+      lines, hint = lines + self.returns, "; convert its carriage returns: tr '\\r' '\\n'"
+    long = lines >= LONG_DOCUMENT * max(self.files, self.documents)
+    if self.source.kind == "text" and (long or hint):
       return (
-        f"{self.documents:,} {documents} in {self.lines:,} lines: blank lines separate documents"
+        f"{self.documents:,} {documents} in {lines:,} lines: blank lines separate documents{hint}"
       )
     return ""
 
