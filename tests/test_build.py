@@ -1,10 +1,12 @@
 """Building: the same bytes always, nothing lost unseen, and never half a build."""
 
 import contextlib
+import errno
 import json
 import os
 import random
 import re
+import resource
 import signal
 import tempfile
 from pathlib import Path
@@ -331,6 +333,20 @@ def test_a_full_disk_ends_with_one_line_and_nothing_that_looks_whole(tmp_path):
   assert str(tmp_path / "shards") in ended.stderr
   assert not (tmp_path / "shards" / shards.MANIFEST).exists()
   assert not list((tmp_path / "shards").rglob("*-000*"))
+
+
+def test_a_disk_that_is_full_from_the_first_part_on_is_named(tmp_path):
+  config = make_config(tmp_path, vocab="wordpiece", vocab_size=60)
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+  try:
+    with pytest.raises(OSError, match="File too large") as caught:
+      build.build(config)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  assert caught.value.filename == str(tmp_path / "shards" / ".building")
+  full = files.one_line(OSError(errno.ENOSPC, "No space left on device", "/a/b"))
+  assert full.startswith("No space left on device: /a/b: free space or choose another disk")
 
 
 def test_the_command_builds_and_reuses(tmp_path):

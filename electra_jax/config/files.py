@@ -124,6 +124,8 @@ def one_line(error: BaseException) -> str:
   """Returns an error's message with its line breaks removed."""
   if isinstance(error, OSError) and error.strerror:
     name = f": {error.filename}" if error.filename is not None else ""
-    return f"{error.strerror}{name}"
+    full = name and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = ": free space or choose another disk, and run the command again" if full else ""
+    return f"{error.strerror}{name}{hint}"
   text = str(error).removeprefix("Error whilst parsing config file:")
   return re.sub(r"\s*\n\s*", " ", text.strip()) or type(error).__name__

@@ -33,7 +33,7 @@ from electra_jax.data.sources import SourceStats, TextChunk, check_undecodable
 from electra_jax.data.status import Status, print_line
 from electra_jax.data.tokenizer import Vocab
 from electra_jax.runtime.foreign import inside
-from electra_jax.runtime.workdir import LOCK_FILE, replacing, sweep, temporary
+from electra_jax.runtime.workdir import LOCK_FILE, naming, replacing, sweep, temporary
 
 DONE, TEXTS, DIGESTS = "done.json", "texts.json", "digests.npz"
 FREQUENCIES = "frequencies.npz"
@@ -182,7 +182,7 @@ def take_sample(work: Path, plan: Plan, part: int) -> None:
         yield text._replace(document=len(digests) - 1)
 
   label = f"reading text for {'the vocabulary' if plan.trains_vocab else 'duplicates'}"
-  with piece(work, plan, name_of(SAMPLE, part)) as (folder, content):
+  with naming(work, keep=True), piece(work, plan, name_of(SAMPLE, part)) as (folder, content):
     with Status(f"{label}{_of_part(plan, part)}", reader.done) as status:
       found = vocabulary.sample(read(), int(data.vocab_train_mb * 1e6 * plan.share(part)))
     np.savez(folder / DIGESTS, digests.array())
@@ -206,7 +206,7 @@ def write_vocabulary(work: Path, plan: Plan) -> None:
     return
   if plan.needs_sample:
     check_sources(plan, _needed_of_all(work, plan, SAMPLE))
-  with piece(work, plan, VOCABULARY) as (folder, content):
+  with naming(work, keep=True), piece(work, plan, VOCABULARY) as (folder, content):
     left_out = _write_duplicates(work, plan, folder) if plan.drops_duplicates else None
     if plan.trains_vocab:
       texts = []
@@ -254,7 +254,7 @@ def write_parts(work: Path, plan: Plan, todo: list[int], workers: int) -> None:
 
   with contextlib.closing(chunks.process(settings, items(), workers)) as encoded:
     for part, reader in readers.items():
-      with piece(work, plan, name_of(PART, part)) as (folder, content):
+      with naming(work, keep=True), piece(work, plan, name_of(PART, part)) as (folder, content):
         writer = PartWriter(folder, plan, spec, vocab)
         with Status(f"building{_of_part(plan, part)}", lambda: handed_out[0]) as status:
           for chunk in encoded:

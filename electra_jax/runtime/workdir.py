@@ -33,12 +33,12 @@ NO_LOCKS = errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS  # errors of file systems w
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-  """Adds the path to an OSError."""
+def naming(path: Path, keep: bool = False) -> Iterator[None]:
+  """Adds the path to an OSError; with `keep`, unless it names a file."""
   try:
     yield
   except OSError as error:
-    if error.errno is None:  # from a library
+    if error.errno is None or (keep and error.filename):  # None: from a library
       raise
     raise OSError(error.errno, error.strerror, str(path)) from None
 
