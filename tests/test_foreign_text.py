@@ -9,7 +9,7 @@ import pytest
 from test_sources import read
 
 from electra_jax.data import sources
-from electra_jax.data.sources import SourceError, parse
+from electra_jax.data.sources import SourceError, SourceStats, parse
 
 FRENCH = "plain\n\nune journée très agréable\n".encode()
 
@@ -85,6 +85,17 @@ def test_what_is_no_file_is_named(tmp_path):
   ):
     with pytest.raises(SourceError, match=message):
       read(f"text:{path}")
+
+
+@pytest.mark.parametrize("size", [0, 500_000, 2_000_000], ids=["emptied", "cut", "grown"])
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, size):
+  (tmp_path / "a.txt").write_text("a document\n\n" * 100_000)
+  (source,) = parse(f"text:{tmp_path}/a.txt")
+  documents = sources.documents(source, SourceStats(source))
+  next(documents)
+  os.truncate(tmp_path / "a.txt", size)
+  with pytest.raises(SourceError, match="a.txt: cannot be read .it has changed while it was read"):
+    list(documents)
 
 
 # Names with characters that have a meaning.

@@ -186,7 +186,7 @@ def _dataset_files(source: TextSource) -> list[str]:
 def opened(file: str | os.PathLike | Object) -> Iterator[BinaryIO]:
   """Opens a file. Raises SourceError if it cannot be opened, read or decompressed.
 
-  Also raises SourceError if an Object's tag is not the file's.
+  Also raises SourceError if an Object's tag is not the file's, or the file changes meanwhile.
   """
   found = file if isinstance(file, Object) else Object(os.fspath(file), 0, "")
   is_remote = storage.is_remote(found.url)
@@ -196,11 +196,19 @@ def opened(file: str | os.PathLike | Object) -> Iterator[BinaryIO]:
     with storage.opened(found) if is_remote else open(found.url, "rb") as raw:
       if not is_remote and found.tag and found.tag != tag(raw):
         raise OSError("it has changed since the build began")
+      before = is_remote or _version(raw)
       yield raw
+      if not is_remote and before != _version(raw):
+        raise OSError("it has changed while it was read")
   except (OSError, EOFError) as error:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     named = reason.startswith(found.url)
     raise SourceError(reason if named else f"{found.url}: cannot be read ({reason})") from None
+
+
+def _version(file: BinaryIO) -> tuple[int, int]:
+  found = os.fstat(file.fileno())
+  return found.st_size, found.st_mtime_ns
 
 
 def tag_of(file: Object) -> str:

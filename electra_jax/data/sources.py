@@ -110,7 +110,7 @@ class SourceStats:
     lines, hint = self.lines, ""
     if self.returns > lines:
       lines, hint = lines + self.returns, "; convert its carriage returns: tr '\\r' '\\n'"
-    long = lines >= LONG_DOCUMENT * max(self.files, self.documents)
+    long = lines >= LONG_DOCUMENT * max(self.files, self.documents, 1)
     if self.source.kind == "text" and (long or hint):
       return (
         f"{self.documents:,} {documents} in {lines:,} lines: blank lines separate documents{hint}"
