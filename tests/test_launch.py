@@ -265,8 +265,9 @@ def test_a_tpu_slice_is_made_filled_started_watched_and_deleted(launch):
     "--accelerator-type=v5litepod-64", "--runtime-version=v2-alpha-tpuv5-lite", "--spot",
   ]  # fmt: skip
   install, begin = (c[-1].removeprefix("--command=") for c in commands[6:8])
-  assert "--no-config --require-hashes --requirement requirements-tpu.lock" in install and install.startswith(
-    "BUCKET=ours\n"
+  assert (
+    "--no-config --require-hashes --requirement requirements-tpu.lock" in install
+    and install.startswith("BUCKET=ours\n")
   )
   assert "--workdir=gs://ours/runs/large" in begin
   assert "--config.data.sources=text:a\\ b" in begin
