@@ -270,6 +270,15 @@ def test_only_wrong_content_is_damage(tmp_path, error):
   assert not isinstance(found.value, DamagedError)
 
 
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_anything_is_written(tmp_path):
+  folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe9t\xe9"))
+  with pytest.raises(ValueError, match="is not UTF-8: set PYTHONUTF8=1 if") as found:
+    open_run(folder)
+  assert "\n" not in str(found.value) and not list(tmp_path.iterdir())
+  with pytest.raises(ValueError, match="is not UTF-8"), workdir.new_folder(folder):
+    pass
+
+
 def test_another_dtype_is_no_damage(tmp_path):
   state = save_all(tmp_path, [1])
   wider = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.float16), shapes_of(state))

@@ -65,6 +65,7 @@ def write(runs: Sequence[str], out: Path, console: Console, **options) -> None:
 
   with doing("drawing"):
     text = page.render([bucket.local(run, step=0) for run in runs], **options)
+  content = text.encode(errors="backslashreplace")  # of names that are not UTF-8
   with replacing(out) as temporary:
-    temporary.write_text(text, encoding="utf-8")
-  console.print(f"report: {out} ({len(text.encode()) / 1e6:.1f} MB)")
+    temporary.write_bytes(content)
+  console.print(f"report: {out} ({len(content) / 1e6:.1f} MB)")

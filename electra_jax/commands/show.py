@@ -10,6 +10,7 @@ is filled in; of any other the words are marked that look replaced.
 """
 
 import argparse
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -48,7 +49,9 @@ def main(args: argparse.Namespace) -> None:
     raise cli.UsageError("--data cannot be combined with TEXT")
   if not all(text.strip() for text in args.texts):
     raise cli.UsageError("a TEXT is empty")
-  show(args.model, terminal.console(), args.texts, args.data)
+  # A legacy locale does not decode the words of a command.
+  texts = [os.fsencode(text).decode(errors="replace") for text in args.texts]
+  show(args.model, terminal.console(), texts, args.data)
 
 
 def show(model: str, console: Console, texts: list[str] = (), data: str | None = None) -> None:

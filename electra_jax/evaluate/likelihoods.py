@@ -17,7 +17,7 @@ from electra_jax.data.tokenizer import Vocab
 from electra_jax.interop import sources
 from electra_jax.interop.sources import ExchangeError, RunParams, Source
 from electra_jax.monitor.display import doing
-from electra_jax.runtime import bucket, parallel
+from electra_jax.runtime import bucket, jax_flags, parallel
 
 # The training of the original's Small and Base, assumed for sources that do not say theirs.
 ORIGINAL = {
@@ -157,6 +157,7 @@ def read_nbest(lines: list[str]) -> list[tuple[str, float, str]]:
   return hypotheses
 
 
+@jax_flags.pinned()
 def run(
   lines: list[str], path: str, data_dir: str | None, batch_size: int, weight: float | None
 ) -> None:

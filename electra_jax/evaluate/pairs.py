@@ -15,6 +15,7 @@ from electra_jax.finetune import files
 from electra_jax.finetune.batches import subset
 from electra_jax.monitor import curves
 from electra_jax.monitor.metrics import NotFiniteError
+from electra_jax.runtime import terminal
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 NAMES = ("UID", "linguistics_term")  # fields of the paradigm and the category
@@ -170,7 +171,7 @@ def draw(path: Path, title: str, pairs: Sequence[Pair], right: np.ndarray) -> No
   axis.set_ylim(-1, len(order))
   axis.set_xlim(-0.02, 1.02)
   axis.set_xlabel("accuracy (dashed: random guessing; lines: 95 % intervals)", fontsize=8)
-  axis.set_title(title, fontsize=9)
+  axis.set_title(terminal.printable(title), fontsize=9)
   axis.grid(axis="x", alpha=0.25)
   for name, a in sorted(means.items(), key=lambda item: -item[1].accuracy):
     axis.plot([], [], "o", color=colours[name], markersize=4, label=f"{name} {a.accuracy:.3f}")

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from electra_jax.finetune.tasks import TASKS
 from electra_jax.monitor import curves
+from electra_jax.runtime import terminal
 
 # Metrics as printed in papers.
 TITLES = {
@@ -179,7 +180,7 @@ def table(rows: Sequence[Mapping]) -> Table:
 
 
 def _title(task: str) -> str:
-  return TASKS[task].title if task in TASKS else task
+  return TASKS[task].title if task in TASKS else terminal.printable(task)
 
 
 def _cell(row: Mapping | None, metric: str) -> Text:

@@ -65,8 +65,7 @@ def describe(run: Run, console: Console, allowed: list[str]) -> None:
 
 def draw_curves(run: Run, history: list[Mapping]) -> None:
   """Draws curves.png from the lines so far."""
-  name = run.workdir.absolute().name.encode(errors="replace").decode()  # it may not be UTF-8
-  title = f"{name}: {run.config.objective.name}"
+  title = terminal.printable(f"{run.workdir.absolute().name}: {run.config.objective.name}")
   curves.draw(run.workdir / CURVES_FILE, title, history, run.baselines)
 
 

@@ -25,7 +25,7 @@ from electra_jax.runtime import checksums, processes, storage
 from electra_jax.runtime.bucket import DAMAGED, Bucket
 from electra_jax.runtime.claims import ClaimError
 from electra_jax.runtime.save_barrier import SaveBarrier, started
-from electra_jax.runtime.workdir import BUCKET_FILE, delete_unfinished, free_name
+from electra_jax.runtime.workdir import BUCKET_FILE, check_name, delete_unfinished, free_name
 from electra_jax.runtime.workdir import CHECKPOINTS as FOLDER
 
 DELETING = "deleting"  # in FOLDER: checkpoints to be deleted
@@ -387,8 +387,8 @@ class _CheckedSave(ocp.args.CheckpointArgs):
 
 
 def folder_of(workdir: str | Path) -> Path:
-  """Returns the folder of a run's checkpoints, an `epath.Path` for a bucket."""
-  here = Path(workdir).resolve()
+  """Returns the folder of a run's checkpoints, an `epath.Path` for a bucket, or raises."""
+  here = check_name(Path(workdir).resolve())
   link = here / BUCKET_FILE
   if not (link.exists() and (url := link.read_text("utf-8")).startswith("gs://")):
     return here / FOLDER

@@ -102,7 +102,7 @@ def _gather(mine: np.ndarray) -> np.ndarray:
 
 def texts_of_all(mine: str, most: int) -> list[str]:
   """Returns the texts of all processes, each cut to `most` bytes; all call it together."""
-  padded = np.frombuffer(mine.encode()[:most].ljust(most, b"\0"), np.uint8)
+  padded = np.frombuffer(mine.encode(errors="backslashreplace")[:most].ljust(most, b"\0"), np.uint8)
   return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in _gather(padded)]
 
 

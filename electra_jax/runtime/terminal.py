@@ -49,6 +49,15 @@ def fill(text: str, width: int, indent: int = 0) -> str:
   return textwrap.fill(text, width, subsequent_indent=" " * indent, **whole)
 
 
+def printable(text: str) -> str:
+  """Escapes the bytes of a file's name that are not UTF-8, which fonts and encoders refuse.
+
+  >>> printable("runs/\\udce9t\\xe9")
+  'runs/\\\\udce9t\xe9'
+  """
+  return text.encode(errors="backslashreplace").decode()
+
+
 class StampedLines:
   """A file that writes lines to stdout, each after the time.
 

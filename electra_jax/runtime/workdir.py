@@ -123,6 +123,17 @@ def free_name(path: Path) -> Path:
   return next(name for name in itertools.chain([path], names) if not name.exists())
 
 
+def check_name(folder: Path) -> Path:
+  """Returns the folder; raises ValueError if its path is not UTF-8, which tensorstore needs."""
+  try:
+    str(folder.absolute()).encode()
+    return folder
+  except UnicodeEncodeError:
+    raise ValueError(
+      f"the path {folder} is not UTF-8: set PYTHONUTF8=1 if it was typed as text, or rename it"
+    ) from None
+
+
 def check_new(out: Path, replaces: bool = False) -> None:
   """Raises ValueError if `out` exists (`replaces`: as a folder), OSError if not writable."""
   with naming(out):
@@ -137,8 +148,9 @@ def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
   """Yields a temporary folder that becomes `out` if the block succeeds.
 
   All files in it get the usual permissions (umask), even if a library created them as private.
-  Raises ValueError if `out` exists, OSError if fewer than `needed` bytes are free.
+  Raises ValueError if `out` exists or is not UTF-8, OSError if fewer than `needed` bytes are free.
   """
+  check_name(out)
   if out.exists():
     raise ValueError(f"{out} exists: choose another name")
   try:
