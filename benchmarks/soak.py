@@ -1,188 +1,230 @@
-"""An hour of training in one process: does memory grow, or speed fall?
+"""Long runs and large inputs: do memory, open files or threads grow?
 
-  python benchmarks/soak.py [--minutes=60] [--warm_up=5] [--json benchmarks/results/soak.json]
+  python benchmarks/soak.py PART [--scale=1] [--rows=benchmarks/results/soak_parts.jsonl]
 
-Trains a tiny network on generated text, with a log line every second, and an evaluation and a
-checkpoint every 20 seconds, so that a leak in any of them repeats a hundred times. Records the
-memory (RSS), open files, threads and checkpoints of the process every ten seconds. malloc and
-protobuf move the memory at times, so the test takes an hour, and also computes slopes of later
-minutes. Then a second process starts the same training, and the two take turns of 20 s, because the
-speed of machines drifts by more than a program slows down. At the end the process gets SIGTERM.
-Exits with 0 if, after the warm-up, memory grows by less than 1 MB per minute, open files do not
-grow, exactly the checkpoints to keep are left, the speed of the last five minutes is within 5 % of
-the first five and of the new process, and the process ends within 30 s.
+Each part generates its input in --folder, runs a program on it, and appends a row: seconds, exit
+code, peak memory, and memory, open files and threads at the begin (second tenth of the time) and
+the end (last tenth). Memory is that of the program's processes without mapped files. A part at two
+scales shows what grows with the input; `train` at one scale shows what grows with time.
 """
 
-import math
+import contextlib
+import itertools
+import json
+import os
+import random
 import shutil
-import signal
+import statistics
+import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import machine
-import numpy as np
 import psutil
 
 sys.path.insert(0, str(machine.ROOT / "tests" / "faults"))
 
 import harness  # noqa: E402
 
-SAVE_EVERY, KEEP, KEEP_EVERY = 1000, 3, 20_000
-STEPS = 10_000_000  # more than the time allows
-TURNS, TURN_SECS = 8, 20
-FIELDS = {  # in addition to the fields of the faults' network
-  "optimizer.learning_rate": 1e-3,
-  "optimizer.warmup_steps": 1000,
-  "train.batch_size": 32,
-  "eval.every_steps": 1000,
-  "eval.batch_size": 32,
-  "eval.max_examples": 320,
-  "checkpoint.every_steps": SAVE_EVERY,
-  "checkpoint.keep": KEEP,
-  "checkpoint.keep_every_steps": KEEP_EVERY,
-  "log.every_steps": 50,
+EVERY_SECS = 1.0
+RUN = {"generator.width_multiplier": 1.0, "eval.every_steps": 0, "checkpoint.every_steps": 1000}
+
+
+class Work(NamedTuple):
+  """The program of a part."""
+
+  input: str  # its size, for the row
+  command: list[str]
+  secs: float | None = None  # SIGTERM then; None: waits for its end
+
+
+def words(count: int, seed: int = 0) -> list[str]:
+  """Returns made-up words of three to nine letters."""
+  rng = random.Random(seed)
+  return ["".join(rng.choices("abcdefgh", k=rng.randint(3, 9))) for _ in range(count)]
+
+
+def text(size: int, vocabulary: int = 5000) -> Iterator[str]:
+  """Yields sentences of made-up words, about `size` bytes in all."""
+  known, rng = words(vocabulary), random.Random(1)
+  lines = itertools.repeat(None, max(1, size // 90))
+  yield from (" ".join(rng.choices(known, k=13)) + ". " for _ in lines)
+
+
+def base(folder: Path) -> Path:
+  """Returns a folder with the text, shards and a tiny trained run of all parts."""
+  if not (folder / "base" / "run" / "metrics.jsonl").exists():
+    shutil.rmtree(folder / "base", ignore_errors=True)
+    (folder / "base").mkdir(parents=True)
+    harness.build(folder / "base")
+    arguments = "electra_jax.train", folder / "base", 5, f"--workdir={folder}/base/run"
+    subprocess.run(harness.command(*arguments), cwd=machine.ROOT, check=True)
+  return folder / "base"
+
+
+def build(folder: Path, source: str, **fields) -> list[str]:
+  """Returns the command of a build; by default the vocabulary is the base's."""
+  vocab = folder.parent / "base" / "data" / "vocab.txt"
+  fields = {"data__vocab": vocab, "data__workers": 2, "data__dir": folder / "data"} | fields
+  command = harness.command("electra_jax.data.build", folder, 1, **fields)
+  return [*(x for x in command if "data.sources" not in x), f"--config.data.sources={source}"]
+
+
+def train(folder: Path, scale: float) -> Work:
+  """Training for 20 minutes x scale: a line each step, evaluations, saves, TensorBoard."""
+  fields = {"eval.every_steps": 500, "checkpoint.every_steps": 500, "checkpoint.keep": 3}
+  workdir = f"--workdir={folder}/run"
+  command = harness.command("electra_jax.train", base(folder.parent), 10**7, workdir, **fields)
+  return Work(f"{20 * scale:g} minutes", command, 1200 * scale)
+
+
+def files(folder: Path, scale: float) -> Work:
+  """A build from 200,000 x scale small files."""
+  lines, count = list(text(100_000)), int(200_000 * scale)
+  for i in range(count):
+    if i % 1000 == 0:
+      (folder / f"{i // 1000:04}").mkdir()
+    (folder / f"{i // 1000:04}" / f"{i}.txt").write_text(lines[i % len(lines)] * 3)
+  return Work(f"{count:,} files", build(folder, f"text:{folder}/*/*.txt"))
+
+
+def line(folder: Path, scale: float) -> Work:
+  """A build from one line of 2 GB x scale."""
+  piece, size = "".join(text(1 << 20)), int(2e9 * scale)
+  with (folder / "line.txt").open("w") as file:
+    for _ in range(size // len(piece)):
+      file.write(piece)
+  return Work(f"a line of {size / 1e6:,.0f} MB", build(folder, f"text:{folder}/line.txt"))
+
+
+def entries(folder: Path, scale: float) -> Work:
+  """Training a vocabulary of 250,000 x scale entries, the shards, and two steps with it."""
+  count = int(250_000 * scale)
+  pieces = text(int(60e6 * scale), vocabulary=int(400_000 * scale))
+  (folder / "text.txt").write_text("\n\n".join(pieces))
+  fields = {"data__vocab": "wordpiece", "data__vocab_size": count}
+  built = build(folder, f"text:{folder}/text.txt", **fields)
+  fields = {"data.vocab_size": count, **RUN}
+  trained = harness.command("electra_jax.train", folder, 2, f"--workdir={folder}/run", **fields)
+  both = " && ".join(subprocess.list2cmdline(command) for command in (built, trained))
+  return Work(f"{count:,} entries", ["sh", "-c", both])
+
+
+def length(folder: Path, scale: float) -> Work:
+  """A build and five steps on sequences of 8,192 x scale tokens."""
+  tokens = int(8192 * scale)
+  (folder / "text.txt").write_text("".join(f"{x}\n" for x in text(4_000_000)))
+  fields = {"data.seq_length": tokens, "model.max_positions": tokens}
+  built = build(folder, f"text:{folder}/text.txt", **fields)
+  fields |= {"train.batch_size": 2, "eval.batch_size": 1, "eval.max_examples": 2, **RUN}
+  trained = harness.command("electra_jax.train", folder, 5, f"--workdir={folder}/run", **fields)
+  both = " && ".join(subprocess.list2cmdline(command) for command in (built, trained))
+  return Work(f"{tokens:,} tokens", ["sh", "-c", both])
+
+
+def finetune(folder: Path, count: int, classes: int, **fields) -> list[str]:
+  """Writes a task of some rows and returns the command of a short fine-tuning."""
+  lines = text(90 * count)
+  for name, rows in (("train", count), ("dev", 2000)):
+    with (folder / f"{name}.csv").open("w") as file:
+      file.write("text,label\n")
+      file.writelines(f"{next(lines, 'again')},class {i % classes}\n" for i in range(rows))
+  fields = {"init": base(folder.parent) / "run", "data.dir": folder, "data.max_length": 32} | fields
+  fields |= {"seeds": 1, "keep": "none"}
+  options = [f"--config.{name}={value}" for name, value in fields.items()]
+  options.append(f"--workdir={folder}/tuned")
+  return [
+    sys.executable,
+    "-m",
+    "electra_jax.finetune",
+    "--config=configs/finetune/own.py",
+    *options,
+  ]
+
+
+def rows(folder: Path, scale: float) -> Work:
+  """A fine-tuning with 1,000,000 x scale rows, some hundred steps of it."""
+  count = int(1_000_000 * scale)
+  epochs = {"train.epochs": 10_000 / count}
+  return Work(f"{count:,} rows", finetune(folder, count, 2, **epochs))
+
+
+def classes(folder: Path, scale: float) -> Work:
+  """A fine-tuning with 10,000 x scale classes."""
+  count = int(10_000 * scale)
+  return Work(f"{count:,} classes", finetune(folder, 40_000, count, **{"train.epochs": 1}))
+
+
+PARTS: dict[str, Callable[[Path, float], Work]] = {
+  f.__name__: f for f in (train, files, line, entries, length, rows, classes)
 }
 
 
-def look(run: harness.Run, workdir: Path, started: float) -> dict:
-  """Returns the memory, open files, threads and checkpoints of the process."""
-  process, steps = psutil.Process(run.process.pid), harness.checkpoints(workdir)
-  memory = process.memory_info()
+def look(process: psutil.Process) -> dict[str, float]:
+  """Returns the memory, open files and threads of a process and its children."""
+  found = dict.fromkeys(("memory_mb", "open_files", "threads"), 0.0)
+  for one in (process, *process.children(recursive=True)):
+    with contextlib.suppress(psutil.Error):
+      memory = one.memory_info()
+      found["memory_mb"] += (memory.rss - memory.shared) / 1e6
+      found["open_files"] += one.num_fds()
+      found["threads"] += one.num_threads()
+  return found
+
+
+def run(work: Work, log: Path) -> dict:
+  """Runs a program and returns its row."""
+  with log.open("w") as file:
+    process = psutil.Popen(work.command, cwd=machine.ROOT, stdout=file, stderr=subprocess.STDOUT)
+  began, seen, stopped = time.monotonic(), [], False
+  while process.poll() is None:
+    seen.append(look(process))
+    time.sleep(EVERY_SECS)
+    if work.secs and not stopped and time.monotonic() - began > work.secs:
+      stopped = True
+      process.terminate()
+  tenth = max(1, len(seen) // 10)
+
+  def medians(part: list[dict]) -> dict:
+    return {name: round(statistics.median(x[name] for x in part), 1) for name in part[0]}
+
   return {
-    "secs": round(time.monotonic() - started, 2),
-    "step": harness.last_line(workdir),
-    "rss_mb": memory.rss / 2**20,
-    "anonymous_mb": (memory.rss - memory.shared) / 2**20,
-    "threads": process.num_threads(),
-    "open_files": process.num_fds(),
-    "checkpoints": len(steps),
-    "kept_for_ever": sum(step % KEEP_EVERY == 0 for step in steps),
+    "input": work.input,
+    "secs": round(time.monotonic() - began, 1),
+    "exit": process.returncode,
+    "peak_mb": round(max(x["memory_mb"] for x in seen), 1),
+    "begin": medians(seen[tenth : 2 * tenth] or seen),
+    "end": medians(seen[-tenth - 1 : -1] or seen),
+    "load": round(os.getloadavg()[2], 1),
   }
 
 
-def judge(seen: list[dict], warm_up: float, in_turns: list[float], stop_secs: float) -> dict:
-  """Returns the measurements after the warm-up (minutes), and what is "wrong"."""
-
-  def between(first: float, last: float = math.inf) -> list[dict]:
-    return [x for x in seen if first <= x["secs"] / 60 <= last]
-
-  def slope(since: float) -> float:
-    """Megabytes per minute after some minutes, by least squares."""
-    part = between(since)
-    line = np.polyfit([x["secs"] / 60 for x in part], [x["rss_mb"] for x in part], 1)
-    return round(float(line[0]), 3)
-
-  def rate(part: list[dict]) -> float:
-    """Steps per second, including lines, evaluations and saves."""
-    return (part[-1]["step"] - part[0]["step"]) / (part[-1]["secs"] - part[0]["secs"])
-
-  def open_files(part: list[dict]) -> float:
-    """The median; during a save there are more."""
-    return float(np.median([x["open_files"] for x in part]))
-
-  end = seen[-1]["secs"] / 60
-  later = [since for since in (15, 30) if warm_up < since < end - 5]
-  slopes = {since: slope(since) for since in (warm_up, *later)}
-  judged = between(warm_up)
-  begin = judged[0]["secs"] / 60
-  parts = between(begin, begin + 5), between(end - 5, end)
-  files, rates = list(map(open_files, parts)), list(map(rate, parts))
-  newest = [x["checkpoints"] - x["kept_for_ever"] for x in judged]
-  last = judged[-1]
-  # The newest save may be under way.
-  kept = [last["kept_for_ever"], (last["step"] - SAVE_EVERY) // KEEP_EVERY]
-  slowed, old_over_young = rates[1] / rates[0], in_turns[0] / in_turns[1]
-  promises = {
-    "memory grows by less than 1 MB a minute": slopes[warm_up] < 1,
-    "open files are flat": files[1] <= files[0],
-    # One of the newest may be one for ever, and one more be there until the oldest is cleared.
-    "checkpoints are kept": min(newest) >= KEEP - 1 and kept[0] >= kept[1],
-    "checkpoints are cleared": max(newest) <= KEEP + 1,
-    "as fast at the end as at first": abs(slowed - 1) < 0.05,
-    "as fast as a process that has just begun": abs(old_over_young - 1) < 0.05,
-    "told to stop, it has saved and ended within 30 s": stop_secs < 30,
-  }
-  return {
-    "minutes": round(end, 1),
-    "warm_up_minutes": warm_up,
-    "steps": last["step"],
-    "rss_mb": [round(x["rss_mb"], 1) for x in (judged[0], last)],
-    "rss_mb_a_minute_since_minute": slopes,
-    "open_files_first_last": files,
-    "threads": [judged[0]["threads"], last["threads"]],
-    "checkpoints_but_those_for_ever": [min(newest), max(newest)],
-    "kept_for_ever": kept,
-    "steps_per_sec_first_last_5_minutes": [round(x, 1) for x in rates],
-    "last_over_first": round(slowed, 4),
-    "steps_per_sec_old_young_in_turns": [round(x, 1) for x in in_turns],
-    "old_over_young": round(old_over_young, 4),
-    "secs_to_stop": round(stop_secs, 1),
-    "wrong": [name for name, holds in promises.items() if not holds],
-  }
-
-
-def take_turns(runs: list[harness.Run], workdirs: list[Path]) -> list[float]:
-  """Lets two processes take turns; returns the steps per second of each."""
-  begun = [harness.last_line(workdir) for workdir in workdirs]
-  for _ in range(TURNS):
-    for run, other in (runs, reversed(runs)):
-      other.send(signal.SIGSTOP)
-      run.send(signal.SIGCONT)
-      time.sleep(TURN_SECS)
-  runs[0].send(signal.SIGCONT)
-  ended = [harness.last_line(workdir) for workdir in workdirs]
-  return [(b - a) / (TURNS * TURN_SECS) for a, b in zip(begun, ended, strict=True)]
-
-
-def stop(run: harness.Run) -> tuple[float, str]:
-  """Stops a process; returns the seconds that it took, and its times or its output.
-
-  Returns 100 seconds if it did not stop properly.
+def main(
+  part: Literal["train", "files", "line", "entries", "length", "rows", "classes"],
+  /,
+  scale: float = 1.0,
+  folder: str = "/tmp/soak",
+  rows: str = "",
+) -> dict:
   """
-  run.send(signal.SIGTERM)
-  started = time.monotonic()
-  run.process.join(100)
-  if run.process.is_alive():
-    run.kill()
-    return 100.0, run.output[-3000:]
-  if (code := run.process.exitcode) != harness.STOPPED:
-    return 100.0, f"exit code {code}: {run.output[-3000:]}"
-  times = next(x for x in run.output.splitlines() if "time:" in x)
-  return time.monotonic() - started, times
-
-
-def soak(folder: Path, minutes: float) -> tuple[list[dict], list[float], float, str]:
-  """Trains for some minutes; returns the measurements, both speeds, and the result of `stop`."""
-  harness.build(folder)
-  workdir, other, seen = folder / "run", folder / "young", []
-  reached = harness.reaches(workdir, 1)
-  old = harness.Run(folder, workdir, STEPS, **FIELDS).when(reached)
-  started = time.monotonic()
-  while time.monotonic() < started + 60 * minutes:
-    seen.append(look(old, workdir, started))
-    time.sleep(10)
-  old.send(signal.SIGSTOP)
-  shutil.copytree(workdir / "compiled", other / "compiled")
-  reached = harness.reaches(other, 1000)
-  young = harness.Run(folder, other, STEPS, **FIELDS).when(reached)
-  speeds = take_turns([old, young], [workdir, other])
-  young.kill()
-  return seen, speeds, *stop(old)
-
-
-def main(minutes: float = 60, warm_up: float = 5) -> dict:
+  part   what to run
+  scale  of the input, or of the 20 minutes
+  rows   file to which to append the row
   """
-  --warm_up  minutes to ignore
-  """
-  if minutes < warm_up + 10:
-    raise SystemExit(
-      "error: --minutes is 10 more than --warm_up at least: five are compared with five"
-    )
-  with tempfile.TemporaryDirectory() as temporary:
-    seen, speeds, stop_secs, time_line = soak(Path(temporary), minutes)
-  return {"time": time_line, **judge(seen, warm_up, speeds, stop_secs), "seen": seen}
+  place = Path(folder) / f"{part}-{scale:g}"
+  base(place.parent)
+  shutil.rmtree(place, ignore_errors=True)
+  place.mkdir(parents=True)
+  log = place.with_name(f"{place.name}.log")
+  row = {"part": part, **run(PARTS[part](place, scale), log)}
+  shutil.rmtree(place)
+  if rows:
+    with Path(rows).open("a") as file:
+      file.write(json.dumps(row) + "\n")
+  return row if row["exit"] in (0, harness.STOPPED) else row | {"wrong": log.read_text()[-2000:]}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from electra_jax.monitor import display, journal
+from electra_jax.monitor.baselines import Baselines
 from electra_jax.monitor.display import Activity, Display
 from electra_jax.runtime import terminal
 
@@ -126,6 +127,17 @@ def test_a_terminal_gets_a_bar_and_is_left_whole(monkeypatch):
     assert part in text
   assert re.search(r"^step +train 40 +heldout 40 +trivial baseline$", text, re.M)
   assert out.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_the_live_table_has_the_trivial_baseline_beside_each_number(screen):
+  shown, out = screen(100, 90)
+  shown.baselines = Baselines(entropy=6.0, most_frequent=0.1, masked=0.85)
+  shown.show(123_456, "train", {"mlm_loss": 5.5, "mlm_accuracy": 0.2, "rtd_auc": 0.7, "z": 1.0})
+  with shown:
+    lines = last_frame(shown, out)
+  table = {line.split("  ")[0]: line.split()[-2:] for line in lines}
+  assert table["mlm loss"] == ["5.1000", "nats"] and table["mlm accuracy"][1] != "0.2"
+  assert table["rtd auc"] == ["0.7", "0.5"] and table["z"][-1] == "1"
 
 
 @pytest.mark.parametrize("size", [(60, 15), (120, 40), (60, 6), (60, 3)])

@@ -2,8 +2,10 @@
 
 import errno
 import fcntl
+import functools
 import io
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -14,7 +16,19 @@ import pytest
 from conftest import ROOT
 from rich.console import Console
 
-from electra_jax.monitor import display, goodput, log, metrics, stragglers, tracing, trackers
+from electra_jax.monitor import (
+  baselines,
+  curves,
+  display,
+  goodput,
+  journal,
+  log,
+  metrics,
+  stragglers,
+  thinned,
+  tracing,
+  trackers,
+)
 from electra_jax.pretrain import train
 from electra_jax.runtime import interrupt, processes, signals, workdir
 
@@ -280,22 +294,85 @@ def test_incomplete_coordinates_of_a_process_are_an_error(given):
     processes.initialize(*given)
 
 
-def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path):
+@pytest.mark.parametrize(
+  ("error", "told"),
+  [
+    (trackers.TrackerError("tracker: no route\nto host"), "tracker: no route to host"),
+    (RuntimeError("a bug"), "Down: RuntimeError: a bug"),
+    (SystemExit(3), "Down: SystemExit: 3"),
+    (OSError(28, "No space left on device", "x"), "Down: OSError: [Errno 28] No space left"),
+    (ValueError("run\udcff"), "Down: ValueError: run?"),
+  ],
+)
+def test_a_tracker_that_raises_anything_is_left_out_and_the_run_goes_on(tmp_path, error, told):
   class Down:
+    def __init__(self, fails_at=2):
+      self.fails_at = fails_at
+      if fails_at == 0:
+        raise error
+
     def write(self, step, split, values):
-      if step == 2:
-        raise trackers.TrackerError("tracker: no route to host")
-      seen.append(step)
+      if step == self.fails_at:
+        raise error
+      seen.append((self.fails_at, step))
 
     def close(self, failed):
-      raise trackers.TrackerError("tracker: still none")
+      raise error
 
   seen, out = [], io.StringIO()
   shown = display.Display(Console(file=out, width=200), display.Activity)
-  lines = log.Log(tmp_path, shown, start_step=0, resumed=False, others=[Down, Down])
+  others = [lambda: Down(0), Down, lambda: Down(99), Down]
+  lines = log.Log(tmp_path, shown, start_step=0, resumed=False, others=others)
   for step in (1, 2, 3):
     lines.write(step, "train", {"x": 1.0})
   lines.close()
-  assert seen == [1, 1]
-  assert out.getvalue().count("warning: step 2: tracker: no route to host; not used again") == 2
+  assert seen == [(2, 1), (99, 1), (2, 1), (99, 2), (99, 3)]
+  assert out.getvalue().count(f"warning: step 2: {told}") == 2
+  assert f"warning: start: {told.replace('Down', 'a tracker')}" in out.getvalue()
+  assert out.getvalue().count("not used again until the run is resumed\n") == 3
   assert len(metrics.read_history(tmp_path / "metrics.jsonl")) == 3
+  # A report reads the warnings from the journal.
+  assert sum(told in x["text"] for x in journal.read(tmp_path) if x["event"] == "warning") >= 2
+
+
+def test_a_hook_of_the_caller_may_end_the_run(tmp_path):
+  def hook(step, split, values):
+    raise KeyError("enough")
+
+  shown = display.Display(Console(file=io.StringIO()), display.Activity)
+  lines = log.Log(tmp_path, shown, start_step=0, resumed=False, hooks=[hook])
+  with pytest.raises(KeyError, match="enough"):
+    lines.write(1, "train", {"x": 1.0})
+
+
+@pytest.mark.parametrize("cause", ["a folder", "no matplotlib"])
+def test_curves_that_cannot_be_drawn_are_left_out(tmp_path, monkeypatch, cause):
+  out, path = io.StringIO(), tmp_path / "curves.png"
+  shown = display.Display(Console(file=out, width=300), display.Activity)
+  monkeypatch.setattr(curves, "REDRAW_SECS", 0)
+  if cause == "a folder":
+    path.mkdir()
+  else:
+    for name in [x for x in sys.modules if x.partition(".")[0] == "matplotlib"]:
+      monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+  def draw(lines):
+    curves.draw(path, "run", lines, baselines.Baselines())
+
+  make = functools.partial(curves.Redrawn, draw, thinned.Thinned())
+  lines = log.Log(tmp_path, shown, start_step=0, resumed=False, others=[make])
+  for step in (1, 2):
+    lines.write(step, "heldout", {"x_loss": 1.0})
+  lines.close()
+  (warning,) = [x for x in out.getvalue().splitlines() if "warning" in x]
+  kind = "IsADirectoryError" if cause == "a folder" else "ModuleNotFoundError"
+  assert re.match(rf"warning: step 1: Redrawn: {kind}: .*; not used again", warning)
+  assert len(metrics.read_history(tmp_path / "metrics.jsonl")) == 2
+
+
+def test_a_folder_that_is_not_utf_8_is_refused_before_it_is_made(tmp_path):
+  folder = tmp_path / os.fsdecode(b"run\xff")
+  with pytest.raises(ValueError, match="need a path in UTF-8: rename it"), workdir.claim(folder):
+    pass
+  assert not folder.exists()

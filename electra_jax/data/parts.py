@@ -357,10 +357,14 @@ def _join_in(final: Path, work: Path, plan: Plan, folder: Path) -> dict:
   }
   shards.publish(final, folder, manifest)
   shards.check_files(folder, manifest)
-  with replacing(folder / FINAL_TAGS) as draft:
+  _finish(work)
+  return manifest
+
+
+def _finish(work: Path) -> None:
+  with replacing(work.parent / FINAL_TAGS) as draft:
     shutil.copyfile(work / TAGS, draft)
   _delete(work)
-  return manifest
 
 
 def _delete(work: Path) -> None:
@@ -369,14 +373,14 @@ def _delete(work: Path) -> None:
     os.rename(work, gone)
 
 
-def delete_rest(work: Path, manifest: dict) -> None:
-  """Deletes what a finished build left because it was killed, unless another process builds."""
+def finish_rest(work: Path, manifest: dict) -> None:
+  """Does the rest of a finished build that was killed, unless another process builds."""
   sweep(work.parent)
   text, _ = begun(work)
   with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
     if text and EARLIER | manifest["build"] == EARLIER | json.loads(text)["settings"]:
       with shards.locked(work.parent / LOCK_FILE):
-        _delete(work)
+        _finish(work)
 
 
 def check_sources(plan: Plan, pieces: list[dict]) -> list[dict]:

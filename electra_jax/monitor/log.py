@@ -145,6 +145,6 @@ class Log:
     """Closes the outputs, ignoring errors; after an exception, trackers show a failed run."""
     failed = sys.exception() is not None
     for place in filter(None, (self._history, *self._others)):
-      with contextlib.suppress(Exception):  # failed writes are already reported
+      with contextlib.suppress(Exception, SystemExit):  # failed writes are already reported
         place.close(failed)
     self._history, self._others = None, []

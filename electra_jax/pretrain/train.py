@@ -168,7 +168,6 @@ def _train_in(
       with goodput.doing("data"):
         run, allowed = processes.run_on_all(lambda: begin(config, workdir, verify, stack, given))
         processes.assert_same(run.fingerprint | {"workdir": shared_or_not(workdir)})
-      display.baselines = run.baselines
       events, warned = journal.Journal(workdir, jax.process_index() == 0), []
 
       def warn(texts: Iterable[str]) -> None:
@@ -244,6 +243,7 @@ def train_with_rollback(
   """
   limit = run.config.health.max_rollbacks if run.config.health.on_nan == "rollback" else 0
   skipped = tuple(meta.get("skipped", ())) if meta else ()
+  display.baselines = run.baselines
   while True:
     log = Log(
       run.workdir,

@@ -44,8 +44,9 @@ def naming(path: Path, keep: bool = False) -> Iterator[None]:
 
 
 def own_temporary(path: Path) -> Path:
-  """Returns a name beside `path` that no other process on any host uses."""
-  return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}-{ID}.tmp")
+  """Returns a new name beside `path` that no other process on any host uses."""
+  unique = uuid.uuid4().hex[:8]
+  return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}-{unique}.tmp")
 
 
 def _without_links(path: str, flags: int) -> int:
@@ -71,11 +72,11 @@ def temporary(path: Path, folder: bool = False) -> Iterator[Path]:
   while it uses them: on the file, or on a file with the folder's name and .tmp.
   """
   sweep(path.parent)
-  name = own_temporary(path.with_name(f".{path.name.lstrip('.')}") if folder else path)
   while True:
+    name = own_temporary(path.with_name(f".{path.name.lstrip('.')}") if folder else path)
     lock = open_lock(name)
-    flock(lock, wait=True)
-    with contextlib.suppress(FileNotFoundError):  # swept before it was locked
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):  # swept before it was locked
+      flock(lock)
       if os.path.samestat(os.fstat(lock.fileno()), name.stat()):
         break
     lock.close()
@@ -204,6 +205,10 @@ def claim(workdir: Path) -> Iterator[None]:
   """
   if re.match(r"\w+:/", str(workdir)):  # a Path turns two slashes into one
     raise ValueError(f"--workdir={workdir}: pass a URL as a string, not as a Path")
+  try:
+    str(workdir.absolute()).encode()
+  except UnicodeEncodeError:  # orbax cannot write there
+    raise ValueError(f"--workdir={workdir}: checkpoints need a path in UTF-8: rename it") from None
   is_new = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
   with open_lock(workdir / LOCK_FILE) as lock:

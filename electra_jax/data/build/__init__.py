@@ -57,7 +57,7 @@ def build(
     return _build_at_url(config, overwrite, runner, options)
   with _opened(config, overwrite=overwrite) as (found, plan, work):
     if found:
-      parts.delete_rest(work, found)
+      parts.finish_rest(work, found)
       return found
     try:
       return _build_all(work, plan, runner, options)
