@@ -7,8 +7,9 @@ EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert modernbert_export spm exch
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults mutants: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
-.PHONY: quickstart test test-core lint test-long test-faults mutants test-slurm test-hf test-tpu test-gpu-compile
-.PHONY: test-engines test-buckets test-trackers test-notebook test-docs test-report speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
+.PHONY: quickstart test test-core lint hf-packages test-versions test-long test-faults mutants test-slurm test-hf test-tpu
+.PHONY: test-gpu-compile test-engines test-buckets test-trackers test-notebook test-docs test-report
+.PHONY: speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
 
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, samples, report: five minutes on two cores
 	.venv/bin/electra-jax quickstart
@@ -35,12 +36,17 @@ mutants: .venv/ready  ## changes one line at a time and asks whether the tests n
 test-slurm: .venv/ready  ## launch/slurm.sbatch on a real SLURM of this machine (apt-get install slurm-wlm munge)
 	$(RUN) tests/slurm_resume.py
 
-test-hf: .venv/ready  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
+hf-packages: .venv/ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile transformers==5.23.0 accelerate==1.15.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile sentence-transformers==6.2.0
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.32.0
+
+test-hf: hf-packages  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
 	$(RUN) -m pytest -m "long or not long" $(EXCHANGE)
+
+test-versions: .venv/ready  ## core tests and a training on the oldest and the newest Python and libraries that pyproject.toml allows
+	$(RUN) tests/versions.py
 
 test-tpu: .venv/ready  ## preflight with the TPU compiler, installed where only this finds it; needs no TPU
 	$(RUN) tests/tpu_compile.py

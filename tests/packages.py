@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +20,15 @@ def constraint() -> tuple[str, str]:
   return "--constraint", str(path)
 
 
+def thrice(command: list) -> None:
+  """Runs a command that downloads; an index may not answer at once."""
+  for _ in range(2):
+    if not subprocess.run(command, timeout=900).returncode:
+      return
+    time.sleep(10)
+  subprocess.run(command, check=True, timeout=900)
+
+
 def install(name: str, *wanted: str) -> Path:
   """Installs packages if they are not there in these versions, and returns the folder.
 
@@ -30,8 +40,6 @@ def install(name: str, *wanted: str) -> Path:
   if not done.exists() or done.read_text() != str(wanted):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # To compile all modules takes as long as the rest, and few of them are imported.
-    subprocess.run(
-      [*pip, "--no-compile", "--upgrade", "--target", folder, *wanted], check=True, timeout=900
-    )
+    thrice([*pip, "--no-compile", "--upgrade", "--target", folder, *wanted])
     done.write_text(str(wanted))
   return folder
