@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from test_build import make_config
 
-from electra_jax.config import compare, files, specs
+from electra_jax.config import compare, files, specs, validate
 from electra_jax.data import build, chunks, pretrain_batches, shards, sources
 from electra_jax.data.sources import SourceStats, TextChunk
 from electra_jax.interop import huggingface
@@ -168,3 +168,14 @@ def test_a_run_from_before_a_field_has_the_value_that_it_then_had():
   fields = compare.upgrade({"objective.mask_prob": 0.2})
   assert fields["objective.mask_prob"] == 0.2
   assert fields["data.parts"] == 1 != files.load("base.py").data.parts
+
+
+def test_the_steps_of_a_decay_are_those_that_are_set_and_fit_beside_the_warm_up():
+  config = files.load("small.py")
+  p, config.train.steps = config.optimizer, 1000
+  p.schedule, p.decay_steps, p.warmup_steps = "wsd", 600, 400
+  assert specs.make_optimizer_config(config).decay_steps == 600
+  validate.check_end(config)
+  p.warmup_steps = 401
+  with pytest.raises(ValueError, match="must fit into train.steps=1,000 with 401 warmup_steps"):
+    validate.check_end(config)
