@@ -12,13 +12,19 @@ import pytest
 from rich.console import Console
 from test_build import make_config
 
+from electra_jax.commands import cli
 from electra_jax.config import compare, files, specs, validate
+from electra_jax.core.params import named
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import build, chunks, pretrain_batches, shards, sources
 from electra_jax.data.sources import SourceStats, TextChunk
-from electra_jax.interop import huggingface
+from electra_jax.export import card
+from electra_jax.interop import huggingface, initial, modernbert
+from electra_jax.interop import sources as sources_of_weights
 from electra_jax.monitor import display, journal, log
 from electra_jax.monitor.goodput import Goodput
 from electra_jax.pretrain import loop
+from electra_jax.pretrain.run import make_train_fns
 from electra_jax.report import saved_run, verdict
 from electra_jax.runtime import workdir
 
@@ -179,3 +185,77 @@ def test_the_steps_of_a_decay_are_those_that_are_set_and_fit_beside_the_warm_up(
   p.warmup_steps = 401
   with pytest.raises(ValueError, match="must fit into train.steps=1,000 with 401 warmup_steps"):
     validate.check_end(config)
+
+
+def test_a_window_may_cover_the_text_where_no_layer_has_one():
+  config = files.load("small.py")
+  config.data.seq_length = config.model.window // 2
+  validate.check_fields(config)
+  config.model.global_every = 2
+  with pytest.raises(ValueError, match="window=128 covers all of"):
+    validate.check_fields(config)
+
+
+def test_special_tokens_have_no_frequency(built):
+  data = pretrain_batches.Shards.open(built)
+  assert not data.frequencies[list(data.vocab.special_ids)].any()
+  assert data.frequencies.sum() == data.manifest["splits"]["train"]["tokens"]
+
+
+def test_the_tables_of_gdes_are_the_generators_and_a_difference():
+  mine, theirs = ({"word": np.full((3, 2), x)} for x in (5.0, 2.0))
+  params = {"embeddings": mine, "discriminator": {}, "generator": {}}
+  initial._share(params, theirs, "gdes")
+  np.testing.assert_array_equal(params["embeddings"]["word"], 2.0)
+  np.testing.assert_array_equal(params["discriminator"]["embedding_delta"]["word"], 3.0)
+
+
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", False), ("cls", True)])
+def test_a_sentence_transformer_pools_as_asked(tmp_path, pooling, normalize):
+  huggingface.save_sentence_transformer(tmp_path, 16, pooling, normalize)
+  modes = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
+  assert modes["word_embedding_dimension"] == 16
+  assert modes["pooling_mode_cls_token"] == (pooling == "cls")
+  assert modes["pooling_mode_mean_tokens"] == (pooling == "mean")
+  kinds = [
+    x["type"].rpartition(".")[2] for x in json.loads((tmp_path / "modules.json").read_text())
+  ]
+  assert kinds == ["Transformer", "Pooling", *["Normalize"] * normalize]
+
+
+def test_every_third_layer_of_an_export_attends_to_all_tokens():
+  cfg = TransformerConfig(60, 16, 16, 5, 2, 24, 16, **modernbert.LAYERS, global_every=3)
+  kinds = huggingface.config_json(cfg, "rtd_head", 0)["layer_types"]
+  assert [kind == "full_attention" for kind in kinds] == [True, False, False, True, False]
+
+
+def test_a_model_card_says_the_stage_and_the_class_for_a_new_head():
+  cfg = TransformerConfig(60, 8, 16, 2, 2, 24, 16)
+  network = sources_of_weights.Network(cfg, {"encoder": np.zeros(3)}, "rtd_head")
+  for steps, stage in ((0, "Initial"), (9, "Pretrained")):
+    source = sources_of_weights.Source({"discriminator": network}, None, {"steps": steps})
+    text = card.model_card("discriminator", network, source, False)
+    assert f"\n{stage} ELECTRA, exported" in text
+    assert (
+      'AutoModelForSequenceClassification.from_pretrained("discriminator", num_labels=2)' in text
+    )
+
+
+def test_a_generator_that_is_frozen_has_no_moments():
+  config, vocab = (
+    files.load("small.py"),
+    SimpleNamespace(size=100, mask=4, special_ids=(0, 2, 3, 4)),
+  )
+  config.update_from_flattened_dict({"generator.kind": "frozen", "generator.tie": "none"})
+  cfg = TransformerConfig(100, 8, 16, 1, 2, 24, 512)
+  spec = specs.make_spec(config, vocab, frozen=cfg)
+  fns = make_train_fns(spec, specs.make_optimizer_config(config), 10, 0, 1)
+  moments = named(fns.shapes.opt_state)
+  assert any("discriminator" in name for name in moments)
+  assert not any("generator" in name for name in moments)
+
+
+def test_a_network_to_fine_tune_is_named_once():
+  given = ["--config=finetune/own.py", "--workdir=x", "--model=run", "--config.init=another"]
+  with pytest.raises(cli.UsageError, match="give only one"):
+    cli.call("finetune", given)
