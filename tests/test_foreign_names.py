@@ -71,6 +71,17 @@ def test_an_export_names_its_own_vocabulary(tmp_path):
     networks.open_source(folder)
 
 
+def test_the_only_export_below_a_folder_is_the_one_that_is_meant(tmp_path):
+  """Of a task's workdir, beside the folder of a fine-tuning that was killed."""
+  for name in ("few/own/model", "few/.own.x/model"):
+    shutil.copytree(GOLDEN / "finetuned", tmp_path / name)
+  for folder in ("few", "few/own"):
+    assert networks.open_source(tmp_path / folder).finetuned
+  shutil.copytree(GOLDEN / "finetuned", tmp_path / "few/other/model")
+  with pytest.raises(ExchangeError, match="few holds several exports, choose one: .*/other/model"):
+    networks.open_source(tmp_path / "few")
+
+
 def test_a_saved_dataset_names_files_of_its_folder(tmp_path):
   (tmp_path / "set").mkdir()
   state = tmp_path / "set" / "state.json"

@@ -12,7 +12,7 @@ from test_train import lines
 
 import electra_jax
 from electra_jax.commands import cli
-from electra_jax.config import compare, files
+from electra_jax.config import compare, files, validate
 from electra_jax.core import networks
 from electra_jax.data import tokenizer
 from electra_jax.interop import initial, sources
@@ -126,6 +126,10 @@ def test_fields_that_are_set_and_differ_are_refused_by_name(tiny_shards, tmp_pat
     # On the command line, a field is set though its value is base.py's.
     with pytest.raises(ExchangeError, match=r"has model.num_heads=4 \(here 12\): leave"):
       initial.resolve(unset(tiny_shards, source), ["model.num_heads", "train.steps"])
+  long = unset(tiny_shards, hf)
+  long.data.seq_length = 32  # raising max_positions was named first, then refused
+  with pytest.raises(ValueError, match="max_positions 16, which init_from fixes: build shards"):
+    validate.check_fields(initial.resolve(long)[0])
   # What only changes outputs is taken as it is set.
   config, taken = initial.resolve(unset(tiny_shards, hf, **{"model.layer_norm_eps": 1e-5}))
   assert config.model.layer_norm_eps == 1e-5 and "model.layer_norm_eps" not in taken

@@ -61,7 +61,8 @@ def test_generators_keep_heads_of_64_and_at_least_one():
 
 def test_a_generator_whose_heads_do_not_fit_is_refused_by_the_field_that_sets_its_width():
   base = TransformerConfig(100, 8, 768, 2, 12, 8, 8)
-  with pytest.raises(ValueError, match=r"^generator.width_multiplier=0.3: 3 heads .* size 230$"):
+  told = "^generator.width_multiplier=0.3: 3 heads .* 230; set it to 0.3125, for a width of 240$"
+  with pytest.raises(ValueError, match=told):
     generator_size(base, 0.3, 1.0)
   with pytest.raises(
     ValueError, match="^generator.width_multiplier=0.625: RoPE .* head size, got 5"

@@ -14,6 +14,7 @@ from test_modernbert import CFG, random_network
 
 import electra_jax
 from electra_jax.config import files
+from electra_jax.core.batch import Batch
 from electra_jax.export import writer
 from electra_jax.finetune import from_config
 from electra_jax.interop import huggingface, sources
@@ -133,3 +134,37 @@ def test_a_token_classifier_of_two_labels_or_of_a_tag_is_another_tasks(tmp_path)
   for name in ("REPLACED", "LABEL_0"):
     path.write_text(json.dumps(content | {"id2label": {"0": name}}))
     assert huggingface.read_config(tmp_path)[2] == "rtd_head"
+
+
+def scaled(scale: float, head: str = "mlm_head") -> Network:
+  """Five layers with windows of 8 tokens, for 600, whose matrices have a standard deviation."""
+  cfg = dataclasses.replace(CFG, max_positions=600)
+  weights = jax.tree.map(
+    lambda x: x * np.float32(scale / 0.3) if x.ndim > 1 else x, random_network(cfg, head)
+  )
+  return Network(cfg, weights, head)
+
+
+def some_ids(length: int) -> Batch:
+  ids = np.random.default_rng(0).integers(5, CFG.vocab_size, (2, length)).astype(np.int32)
+  mask = np.arange(length) < np.array([[length], [length - 7]])
+  return Batch(ids, np.zeros_like(ids), mask, np.arange(2, dtype=np.int32))
+
+
+@needs_torch
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("length", [24, 600])
+def test_weights_of_any_scale_are_exported_and_a_wrong_one_is_not(tmp_path, scale, length):
+  network, batch = scaled(scale), some_ids(length)
+  huggingface.save(tmp_path, network.cfg, network.weights, network.head, 0)
+  ours = writer.logits(network, batch)
+  writer.check_parity(tmp_path, network.head, batch, ours, network=network)
+  if scale == 0.1:  # the wrong GELU changes logits by 8e-4 of their spread
+    allowed = writer.LAST_BITS * writer.last_bit(network, batch, ours)
+    assert allowed < 2e-4 * writer.without_padding(ours, network.head, batch).std()
+  path = tmp_path / "model.safetensors"
+  tensors = load_file(path)
+  tensors["model.layers.2.attn.Wo.weight"][3] *= -1  # a row of one matrix
+  save_file(tensors, path)
+  with pytest.raises(ExchangeError, match=f"differ from transformers by .* on {length} tokens"):
+    writer.check_parity(tmp_path, network.head, batch, ours, network=network)

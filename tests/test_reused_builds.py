@@ -101,3 +101,12 @@ def test_a_build_of_files_that_have_changed_is_not_reused(tmp_path, changed):
     build.build(config)
   (tmp_path / changed).unlink()  # shards may outlive what they were made of
   build.build(config)
+
+
+def test_another_vocabulary_is_not_one_that_has_changed(tmp_path):
+  config = make_config(tmp_path)
+  build.build(config)
+  config.data.vocab = str(tmp_path / "other.txt")
+  (tmp_path / "other.txt").write_text((tmp_path / "vocab.txt").read_text("utf-8") + "x\n", "utf-8")
+  with pytest.raises(DataError, match=r"build .vocab was '.*vocab.txt', is '.*other.txt'.: choose"):
+    build.build(config)

@@ -11,7 +11,7 @@ from tf1_files import same_embeddings, save_tf1, tf1_tensors, write_tf1
 
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.interop import huggingface, sources
-from electra_jax.interop.sources import Network
+from electra_jax.interop.sources import ExchangeError, Network
 
 
 @pytest.mark.filterwarnings("ignore:.*assumed")
@@ -112,7 +112,7 @@ def test_the_number_of_heads_is_read_from_a_config_or_the_command(name, eight_he
   ):
     sources.open_source(prefix)
   (tmp_path / name).write_text("{")
-  with pytest.raises(sources.ExchangeError, match=f"{name} is damaged"):
+  with pytest.raises(sources.ExchangeError, match=f"{name} is not JSON"):
     sources.open_source(prefix)
 
 
@@ -185,3 +185,14 @@ def test_a_checkpoint_that_moved_is_found_beside_its_note_and_nowhere_else(eight
   note.write_text("")
   with pytest.raises(sources.ExchangeError, match="checkpoint names no checkpoint"):
     sources.open_source(tmp_path / "here")
+
+
+def test_a_matrix_of_another_rank_is_not_said_to_be_missing(tmp_path):
+  cfg = TransformerConfig(40, 8, 64, 1, 1, 256, 512)
+  tensors = tf1_tensors(
+    cfg, random_network(cfg, "rtd_head"), "electra", "discriminator_predictions"
+  )
+  tensors["electra/embeddings/word_embeddings"] = np.zeros((40, 8, 1), np.float32)
+  write_tf1(tmp_path / "model.ckpt", tensors)
+  with pytest.raises(ExchangeError, match=r"word_embeddings', .* has shape \(40, 8, 1\)$"):
+    sources.open_source(tmp_path / "model.ckpt")

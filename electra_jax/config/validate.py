@@ -17,6 +17,7 @@ from electra_jax.config.specs import (
   reference,
 )
 from electra_jax.core import attention, generators, networks, objectives
+from electra_jax.core.transformer_config import POSITIONS
 from electra_jax.monitor import tracing, trackers
 from electra_jax.runtime import parallel
 
@@ -62,9 +63,11 @@ def check_fields(config: ConfigDict) -> None:
         f"config.objective.{name}_schedule: weights must be at least 0, got {weights}"
       )
   if config.data.seq_length > config.model.max_positions:
+    fixed = config.init_from and POSITIONS[config.model.positions].embedded
     raise ValueError(
       f"config.data.seq_length {config.data.seq_length} is above"
       f" config.model.max_positions {config.model.max_positions}"
+      + (", which init_from fixes: build shards with a shorter data.seq_length" if fixed else "")
     )
   if config.model.global_every > 1 and config.model.window // 2 >= config.data.seq_length:
     raise ValueError(

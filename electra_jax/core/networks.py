@@ -176,7 +176,12 @@ def generator_size(
       ffn_size=ffn if layers.FEED_FORWARDS[discriminator.feed_forward].gated else 4 * width,
     )
   except ValueError as error:  # model.num_heads is not at fault
-    raise ValueError(f"generator.width_multiplier={width_multiplier:g}: {error}") from None
+    fitting = (w for w in range(8, width + 64, 8) if w % (2 * max(1, w // 64)) == 0)
+    near = min(fitting, key=lambda w: abs(w - width))
+    raise ValueError(
+      f"generator.width_multiplier={width_multiplier:g}: {error}; set it to"
+      f" {near / discriminator.hidden_size:g}, for a width of {near}"
+    ) from None
 
 
 def _init(module, key, *inputs) -> dict:

@@ -129,8 +129,12 @@ def _reader(path: Path) -> Callable[..., Source]:
   if not is_converted and tf1.find(path):
     return _tf1
   # The exports of a task, or of all tasks in a folder of results.
-  if inside := sorted(p for stars in ("*", "*/*") for p in path.glob(f"{stars}/{EXPORT_FILE}")):
-    named = ", ".join(str(p.parent) for p in inside)
+  stars = ("[!.]*", "[!.]*/[!.]*")
+  inside = sorted(p.parent for x in stars for p in path.glob(f"{x}/{EXPORT_FILE}"))
+  if len(inside) == 1:
+    return lambda path: _orbax(inside[0])
+  if inside:
+    named = ", ".join(map(str, inside))
     raise ExchangeError(f"{path} holds several exports, choose one: {named}")
   if any((folder / "config.json").is_file() for folder in _hf_folders(path)):
     return _hugging_face

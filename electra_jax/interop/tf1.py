@@ -142,12 +142,15 @@ def _config(
   prefix: Path, shapes: Shapes, role: str, scopes: Scopes, heads: int | None
 ) -> TransformerConfig:
   layer, tables = f"{scopes.encoder}/encoder/layer_", f"{scopes.embeddings}/embeddings/"
-  try:
-    vocab_size, embedding_size = shapes[f"{tables}word_embeddings"]
-    max_positions, _ = shapes[f"{tables}position_embeddings"]
-    hidden_size, ffn_size = shapes[f"{layer}0/intermediate/dense/kernel"]
-  except (KeyError, ValueError) as error:
-    raise ExchangeError(f"{prefix}: the matrix {error}, which gives a size, is missing") from None
+  matrices = f"{tables}word_embeddings", f"{tables}position_embeddings"
+  matrices += (f"{layer}0/intermediate/dense/kernel",)
+  for name in matrices:
+    if len(shape := shapes.get(name, ())) != 2:
+      wrong = f"has shape {tuple(shape)}" if name in shapes else "is missing"
+      raise ExchangeError(f"{prefix}: the matrix {name!r}, which gives a size, {wrong}")
+  (vocab_size, embedding_size), (max_positions, _), (hidden_size, ffn_size) = map(
+    shapes.__getitem__, matrices
+  )
   layers = {int(n.removeprefix(layer).split("/")[0]) for n in shapes if n.startswith(layer)}
   sizes = {
     "vocab_size": vocab_size,

@@ -253,7 +253,7 @@ def _finished(config: ConfigDict, folder: Path | str, count: int | None = None) 
   ]
   if config.data.vocab not in vocabulary.KINDS and os.path.isfile(config.data.vocab):
     found = hashlib.sha256(Path(config.data.vocab).read_bytes()).hexdigest()
-    if found != manifest["vocab"]["hash"]:
+    if found != manifest["vocab"]["hash"] and there["vocab"] == here["vocab"]:
       differing.append(f"{config.data.vocab} has changed")
   if differing := differing or list(_changed_files(manifest, config.data.sources, folder)):
     raise DataError(
