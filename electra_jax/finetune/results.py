@@ -1,6 +1,7 @@
 """Reads, writes and compares the results of fine-tuning."""
 
 import collections
+import contextlib
 import json
 import zipfile
 from pathlib import Path
@@ -32,13 +33,14 @@ def read_results(folder: Path) -> list[dict]:
   """
   path, rows, names = folder / RESULTS, [], {}
   for number, line in enumerate(path.read_bytes().splitlines(), 1):
-    place = f"{path}:{number}"
-    rows.append(row := parse_json(line, place, dict))
+    place, row = f"{path}:{number}", {}
+    with contextlib.suppress(ValueError):
+      row = parse_json(line, path, dict)
     if not _is_row(row):
       raise ValueError(f"{place}: not a row of results of electra-jax finetune")
-    if (
-      names.setdefault((row["task"], row["split"]), row["metrics"].keys()) != row["metrics"].keys()
-    ):
+    rows.append(row)
+    metrics = row["metrics"].keys()
+    if names.setdefault((row["task"], row["split"]), metrics) != metrics:
       raise ValueError(f"{place}: other metrics than those of an earlier row")
   return rows
 
