@@ -223,6 +223,23 @@ def test_a_reader_that_has_gone_is_no_error(args):
   assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+  ("code", "env", "told"),
+  [
+    ("import jax", {"JAX_ENABLE_X64": "maybe"}, "invalid truth value 'maybe' for environment"),
+    ("os.getcwd()", {}, "the current folder has been deleted: change to another"),
+  ],
+)
+def test_an_environment_in_which_nothing_runs_is_one_line(tmp_path, code, env, told):
+  program = (
+    f"import os; from electra_jax.commands import cli; os.chdir({str(tmp_path)!r});"
+    f" os.rmdir({str(tmp_path)!r}); cli.report(lambda: exec({code!r}))"
+  )
+  done = python("-c", program, env=env)
+  assert done.returncode == 1 and done.stderr.startswith(f"error: {told}")
+  assert done.stderr.count("\n") == 1
+
+
 def test_what_a_locale_cannot_show_is_escaped():
   legacy = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
   code = "from electra_jax.commands import cli; cli.report(lambda: print('caf\\xe9 \\u4e2d'))"

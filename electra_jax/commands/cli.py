@@ -338,8 +338,8 @@ def report(program: Callable[[], None]) -> None:
   """Runs a program and prints its errors as `start` does."""
   _end_at_signals()
   signals.end_after_signals()
-  _open_closed_streams()
   _outlive_readers()
+  _open_closed_streams()
   warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
   sys.unraisablehook = _drop_event_loop_errors
   # Libraries (mainly orbax) log for their developers, and raise errors as exceptions.
@@ -377,6 +377,8 @@ def explain(error: BaseException) -> str | None:
   A ValueError or ArithmeticError raised by this package is meant for the user; one raised inside a
   library is a bug in this package.
   """
+  if isinstance(error, FileNotFoundError) and error.errno and not error.filename:
+    return "the current folder has been deleted: change to another"
   if isinstance(error, OSError):
     return one_line(error)
   for extra, packages in EXTRAS.items():
@@ -399,7 +401,7 @@ def explain(error: BaseException) -> str | None:
   if not isinstance(error, ValueError | ArithmeticError):
     return None
   ours = any(raised_in.is_relative_to(folder) for folder in (PACKAGE, *FOLDERS))
-  return one_line(error) if ours else None
+  return one_line(error) if ours or raised_in.match("jax/_src/config.py") else None  # a flag
 
 
 def _fail(error: BaseException, line: str | None, code: int) -> None:
