@@ -231,7 +231,7 @@ def _naming_the_checkpoint(workdir: Path) -> Iterator[None]:
     folder = checkpoint.folder_of(workdir)
     steps = checkpoint.steps_on_disk(folder)
     saved = f"the newest checkpoint: {folder / str(steps[-1])}" if steps else "nothing is saved yet"
-    raise type(error)(f"{error or 'interrupted'}; {saved}") from None
+    raise type(error)(f"{str(error) or 'interrupted'}; {saved}") from None
 
 
 def train_with_rollback(
