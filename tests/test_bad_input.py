@@ -141,7 +141,7 @@ ROWS = [
   (f"{TEXT} --part=0/9", 1, "9 parts need at least 9 files, but there are 1"),
   # Fine-tuning.
   ("finetune --config=configs/finetune/own.py", 2, "--workdir"),
-  ("finetune --config=configs/finetune/own.py --workdir=", 2, "--workdir=DIR are needed"),
+  ("finetune --config=configs/finetune/own.py --workdir=", 2, "--workdir=DIR is needed"),
   (f"{TUNE} --config.init=nowhere --config.data.dir=own", 1, "nowhere does not exist"),
   (f"{TUNE} --config.data.dir=nowhere", 1, "nowhere"),
   (f"{OWN} --config.task=results.jsonl", 1, "'results.jsonl' is a file in the workdir: choose"),

@@ -57,8 +57,10 @@ def main(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> None:
   """Fine-tunes with --config and --workdir."""
-  if args.config is None or not args.workdir:
-    raise cli.UsageError("--config=configs/finetune/glue.py:TASK and --workdir=DIR are needed")
+  if args.config is None:
+    raise cli.UsageError("--config is needed, e.g. configs/finetune/own.py, and --workdir=DIR")
+  if not args.workdir:
+    raise cli.UsageError("--workdir=DIR is needed, a folder for the results")
   if args.model:
     if "init" in args.config_fields:
       raise cli.UsageError("--model is the same as --config.init: give only one")
