@@ -86,8 +86,8 @@ def words45(tmp_path):
 
 
 def a_number(vocab) -> sources.Source:
-  """A fine-tuned network that answers a number from 0 to 5, as STS-B's."""
-  text, two_layers = {**TEXTS["regression"], "scale": 5.0}, {"layers": "two_layers"}
+  """A fine-tuned network that answers a number about 8."""
+  text, two_layers = TEXTS["regression"] | {"scale": 5.0, "offset": 8.0}, {"layers": "two_layers"}
   finetuned = finetuned_as(SIZES["projected"], "regression", two_layers, text)
   return a_source("discriminator", finetuned=finetuned, vocab=vocab)
 
@@ -116,9 +116,9 @@ def test_a_number_goes_out_in_the_unit_of_its_labels(number, tmp_path):
   folder = tmp_path / "out" / "discriminator"
   tensors = load_file(folder / "model.safetensors")
   head = number.finetuned.head["out_proj"]
-  # By 5, which is rounded once.
+  # By 5, which is rounded once; the bias twice.
   np.testing.assert_allclose(tensors["classifier.out_proj.weight"].T, head["kernel"] * 5, rtol=1e-7)
-  np.testing.assert_allclose(tensors["classifier.out_proj.bias"], head["bias"] * 5, rtol=1e-7)
+  np.testing.assert_allclose(tensors["classifier.out_proj.bias"], head["bias"] * 5 + 8, rtol=2e-7)
   assert json.loads((folder / "config.json").read_text())["problem_type"] == "regression"
   assert ("in the unit of the labels" in out.getvalue()) == test_hf.HAS_TORCH
 

@@ -215,7 +215,7 @@ def test_bad_rows_are_left_out_and_counted_up_to_one_percent(tmp_path):
     ("0\tA\t \t2", "'sentence2' is empty"),
     ("0\tA\tB\t", "'score' is empty"),
     ("0\tA\tB\tmany", "the label is 'many', not a number from 0 to 5"),
-    ("0\tA\tB\tnan", "the label is 'nan', not a number from 0 to 5"),
+    ("0\tA\tB\tnan", "'score' is empty"),
     ("0\tA\tB\t5.1", "the label is '5.1', not a number from 0 to 5"),
     ("", "1 columns instead of 4"),
   ],
@@ -297,13 +297,17 @@ def test_a_csv_is_read_as_pythons_writer_wrote_it(tmp_path):
     texts_of(tmp_path / "in.csv")
 
 
-def test_1_and_1_point_0_are_not_two_labels(tmp_path):
+def test_1_and_1_point_0_are_one_label(tmp_path):
   rows = [{"body": "a", "stars": stars} for stars in (1, 1.0, "1", 2.0, 2.5)]
   write(tmp_path / "json", "train.jsonl", list(map(json.dumps, rows)))
   assert glue_files.complete(REVIEWS, tmp_path / "json").labels == ("1", "2", "2.5")
   write(tmp_path / "tsv", "train.tsv", ["body\tstars", "a\t1", "b\t1.0", "c\t2"])
-  with pytest.raises(TaskError, match="the labels '1' and '1.0' are the same number"):
-    glue_files.complete(REVIEWS, tmp_path / "tsv")
+  assert glue_files.complete(REVIEWS, tmp_path / "tsv").labels == ("1", "2")
+  write(tmp_path / "halves", "train.tsv", ["body\tstars", "a\t1.0", "b\t1.5", "b\t2.0"])
+  task = glue_files.complete(REVIEWS, tmp_path / "halves")
+  assert task.labels == ("1.0", "1.5", "2.0")
+  write(tmp_path / "halves", "dev.tsv", ["body\tstars", "a\t1", "b\t1.50", "c\t2.0"])
+  assert [e.label for e in glue_files.read(task, tmp_path / "halves", "dev").examples] == [0, 1, 2]
   write(tmp_path / "codes", "train.tsv", ["body\tstars", "a\t1", "b\t01"])
   assert glue_files.complete(REVIEWS, tmp_path / "codes").labels == ("01", "1")
 
@@ -332,12 +336,17 @@ def test_labels_that_training_never_saw_are_refused_with_their_rows(tmp_path):
   assert "dev.tsv:502), 'y' (" in message and "it has a, b" in message
 
 
-def test_an_own_regression_is_scaled_by_its_largest_label(tmp_path):
+def test_an_own_regression_is_standardized_by_its_training_labels(tmp_path):
   task = tasks.own("heat", text="a", pair="b", label="y", kind="regression")
   lines = [json.dumps({"a": "x", "b": "y", "y": y}) for y in (-40, 2.5, "12")]
   source = write(tmp_path, "train.jsonl", lines)
   task = glue_files.complete(task, source)
-  assert task.scale == 40.0
+  labels = [-40.0, 2.5, 12.0]
+  np.testing.assert_allclose((task.scale, task.offset), (np.std(labels), np.mean(labels)))
+  np.testing.assert_allclose(
+    task.label_type.predictions(task, np.array([-1.0, 0, 2])),
+    np.mean(labels) + np.std(labels) * np.array([-1, 0, 2]),
+  )
   assert [e.label for e in glue_files.read(task, source, "train").examples] == [-40.0, 2.5, 12.0]
 
 
@@ -348,8 +357,9 @@ def test_bad_json_is_a_bad_row(tmp_path):
   task = labelled("true", "false")
   split = glue_files.read(task, tmp_path, "train")
   found = [line.partition("train.jsonl:")[2].partition(": ") for line in split.bad]
-  assert [int(number) for number, _, _ in found] == [401, 402, 403, 404]
-  told = [*2 * ["not a JSON object"], "'body' is missing", "not UTF-8"]
+  assert [int(number) for number, _, _ in found] == [401, 402, 403]
+  assert split.examples[-1].text == "\ufffd"  # half of an emoji
+  told = [*2 * ["not a JSON object"], "'body' is not a text"]
   assert [why for _, _, why in found] == told
   write(tmp_path, "dev.jsonl", ['{"text": "fine", "stars": true}'])
   assert "dev.jsonl:1 has no column 'body' (columns: text, stars)" in refused(task, tmp_path, "dev")
@@ -368,7 +378,7 @@ def test_impossible_own_tasks_are_refused(tmp_path):
   write(tmp_path, "train.tsv", ["body\tstars", "fine\t1", "good\t1"])
   with pytest.raises(TaskError, match="fewer than 2 labels: '1'"):
     glue_files.complete(REVIEWS, tmp_path)
-  with pytest.raises(TaskError, match="the training split has no number other than 0"):
+  with pytest.raises(TaskError, match="no number as a label, e.g. 'many': write numbers as 1234.5"):
     write(tmp_path, "train.tsv", ["body\tstars", "fine\tmany"])
     task = dataclasses.replace(REVIEWS, label_kind="regression", labels=None, scale=None)
     glue_files.complete(task, tmp_path)

@@ -175,8 +175,8 @@ def test_an_odd_tag_among_entities_is_refused_by_its_line():
   odd = Sentence(("c",), ("b-x",), "file:7")
   with pytest.raises(TaskError, match="file:7: the tag 'b-x' is not BIO, but the other tags are"):
     tagging.labels([sentence("a b", "B-X O"), odd])
-  bilou = [sentence("a b c d", "B-X L-X U-Y O")]  # another scheme: labels as any others
-  assert tagging.labels(bilou) == ("B-X", "L-X", "O", "U-Y")
+  with pytest.raises(TaskError, match="the tag 'L-X' is not BIO"):  # of two schemes
+    tagging.labels([sentence("a b c d", "B-X L-X S-Y O")])
 
 
 def test_the_training_labels_alone_say_whether_tags_are_entities(tmp_path):
@@ -198,7 +198,7 @@ def test_the_first_token_of_a_word_carries_its_label(tok):
   assert window.feature.ids.dtype == window.feature.target["tag"].dtype == np.int32
   assert window.feature.target["tag"].tolist() == [-1, 0, -1, 1, 3, 4, -1, -1, -1]  # B E O S
   assert window.positions.tolist() == [1, 3, 4, 5]
-  assert (window.feature.second, window.words, window.cut) == (9, range(4), 0)
+  assert (window.feature.second, window.words) == (9, range(4))
 
 
 def test_a_word_of_no_token_becomes_unknown(tok):
@@ -255,15 +255,13 @@ def test_each_word_has_one_window_and_it_shows_the_most_context(tok, max_length)
     assert (window.feature.target["tag"] >= 0).sum() == len(window.words)
   assert answered == best
   assert len(answered) == sum(map(len, words))
-  assert sum(p.cut for p in windows) == sum(max(0, len(w) - room) for ws in words for w in ws)
 
 
-def test_notes_count_the_tokens_cut_from_words_and_name_the_limit(words, tmp_path):
+def test_notes_count_the_rows_added_by_windows_and_name_the_limit(words, tmp_path):
   (tmp_path / "train.txt").write_text("a X\n\nabcdefghijkl X\nb Y\n")  # 12 tokens, 6 of them fit
   config = files.load("finetune/tagging.py")
   config.data.train = config.data.dev = str(tmp_path / "train.txt")
   task = tagging_task.KIND.prepare(config, "x", words, 8)
-  assert "train: 6 tokens cut from words longer than 6 tokens" in task.notes
   assert "train: 1 rows added by splitting sentences above 6 tokens" in task.notes
 
 

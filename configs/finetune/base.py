@@ -55,6 +55,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.tagging = t = ConfigDict()
   t.word_column = 0
   t.tag_column = -1  # negative: counted from the end
+  t.labels = placeholder(str)  # comma-separated names of tags that are integers from 0
 
   c.qa = q = ConfigDict()
   q.stride = 128  # tokens between the starts of a context's windows (the original's doc_stride)

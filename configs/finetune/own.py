@@ -1,4 +1,4 @@
-"""A text task of your own: CSV, TSV, JSON lines or parquet; also as .gz, .xz, .zst or .bz2.
+"""A text task of your own: CSV, TSV, JSON, JSON lines or parquet; also as .gz, .xz, .zst or .bz2.
 
 Command:  python -m electra_jax.finetune --config=configs/finetune/own.py:reviews
           --config.init=RUN_OR_EXPORT --config.data.train=reviews.csv --config.own.split=0.1

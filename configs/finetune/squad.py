@@ -1,6 +1,6 @@
 """Question answering: SQuAD 1.1 and 2.0, and MRQA's JSON lines, recognised by the file's content.
 
-JSON lines and parquet with the columns of `datasets`' SQuAD are read too.
+JSON, CSV and parquet with the columns of `datasets`' SQuAD are read too.
 
 Command:  python -m electra_jax.finetune --config=configs/finetune/squad.py
           --config.init=RUN_OR_EXPORT --config.data.train=train-v2.0.json

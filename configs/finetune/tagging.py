@@ -5,8 +5,8 @@ Command:  python -m electra_jax.finetune --config=configs/finetune/tagging.py:ch
           --workdir=DIR
 Expected: CoNLL-2000 F1 96.5 for the released Small, 97.1 for Base (the original's README).
 
-In JSON lines and parquet a row is a sentence; the columns are lists of words and tags. The task's
-name may follow a colon (default: tagging).
+In JSON and parquet a row is a sentence; the columns are lists of words and tags. Entities are in
+IOB1, BIO, BIOES, BILOU or BMEWO. The task's name may follow a colon (default: tagging).
 """
 
 from ml_collections import ConfigDict

@@ -338,6 +338,7 @@ FINE_TUNING = {
   "own.fold": Row(earlier=None),
   "tagging.word_column": Row(SIGNED),
   "tagging.tag_column": Row(SIGNED),
+  "tagging.labels": Row(earlier=None),
   "qa.stride": _NUMBER,
   "qa.max_query": _NUMBER,
   "qa.beam_size": _NUMBER,

@@ -56,12 +56,12 @@ def logits(network: Network, batch: Batch) -> np.ndarray:
   return np.asarray(nets.token_logits(cfg, weights, name, states))
 
 
-def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], float | None]:
+def with_task_head(source: Source) -> tuple[Network, tuple[str, ...], tuple[float, float] | None]:
   """Returns a fine-tuned network with its task's head in the form of Hugging Face's class.
 
   Returns:
     The network, without the head if Hugging Face has no equivalent; the class names or (); the
-    factor from the logit to the label, None unless the label is a number.
+    scale and the offset from the logit to the label, None unless the label is a number.
   """
   network, finetuned = source.networks["discriminator"], source.finetuned
   info = TaskInfo.from_json(finetuned.info)
@@ -81,10 +81,11 @@ def trained_pooling(source: Source) -> str | None:
   return TASK_KINDS[info.kind].pooling(info)
 
 
-def in_unit(network: Network, unit: float) -> Network:
-  """Returns the network with the last layer of its task head multiplied by `unit`."""
+def in_unit(network: Network, unit: tuple[float, float]) -> Network:
+  """Returns the network with the last layer of its task head in the unit (scale, offset)."""
   head, last = network.weights[network.head], EXPORT_FORMS[network.head].layers.last
-  scaled = jax.tree.map(lambda x: np.asarray(x) * np.float32(unit), head[last])
+  scaled = jax.tree.map(lambda x: np.asarray(x) * np.float32(unit[0]), head[last])
+  scaled["bias"] += np.float32(unit[1])
   weights = {**network.weights, network.head: {**head, last: scaled}}
   return dataclasses.replace(network, weights=weights)
 
@@ -263,7 +264,12 @@ def _write_hf(
 
 
 def _compare(
-  folder: Path, network: Network, written: Network, source: Source, unit: float | None, dtype: str
+  folder: Path,
+  network: Network,
+  written: Network,
+  source: Source,
+  unit: tuple[float, float] | None,
+  dtype: str,
 ) -> str:
   """Checks the logits of a written network and describes the differences."""
   lacking = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
@@ -276,9 +282,10 @@ def _compare(
   with doing(f"comparing the {role} with {'transformers' if is_there else 'its float32 weights'}"):
     there = rounded(written, dtype) if is_rounded else written
     differences, changes, sizes = [], [], []
+    scale, offset = unit or (1.0, 0.0)
     for length in lengths(network.cfg):
       batch = real_text(source.tokenizer, length)
-      exact = logits(network, batch) * (unit or 1.0)
+      exact = logits(network, batch) * scale + offset
       ours = logits(there, batch) if is_rounded else exact
       differences += [check_parity(folder, head, batch, ours, network=there)] if is_there else []
       changes.append(largest(ours - exact, head, batch))

@@ -1,5 +1,6 @@
-"""Reads the files of tasks: tables, JSON lines, parquet and lines of text, plain or compressed."""
+"""Reads the files of tasks: tables, JSON, parquet and lines of text, plain or compressed."""
 
+import contextlib
 import csv
 import difflib
 import io
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from electra_jax.data import compressed
-from electra_jax.runtime import storage
+from electra_jax.runtime import foreign, storage
 
 # A cell, quoted or not, and its separator.
 _CELL = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^"\t\n]*))(\t|\n|\Z)')
@@ -43,25 +44,32 @@ def read_bytes(path: str | os.PathLike) -> bytes:
       return compressed.read_whole(raw, name)
   except FileNotFoundError:
     raise TaskError(f"{path}: no such file") from None
-  except (OSError, EOFError) as error:
+  except (OSError, EOFError, MemoryError) as error:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     raise TaskError(f"{path}: cannot be read ({reason})") from None
 
 
 def read_text(path: str | os.PathLike) -> str:
   """Returns a file's text without a byte order mark; raises TaskError also if it is not UTF-8."""
+  data, place = read_bytes(path), 0
   try:
-    return read_bytes(path).decode("utf-8-sig")
+    text = data.decode("utf-8-sig")
+    if data.count(0) <= len(data) // 4:
+      return text
   except UnicodeDecodeError as error:
-    line = error.object.count(b"\n", 0, error.start) + 1
-    byte = error.object[error.start]
-    raise TaskError(f"{path}:{line}: not UTF-8 (byte 0x{byte:02x})") from None
+    place = error.start
+  line, kind = data.count(b"\n", 0, place) + 1, foreign.likely_format(data)
+  hint = f", probably {kind}: convert it to UTF-8 text" if kind else ""
+  raise TaskError(f"{path}:{line}: not UTF-8 (byte 0x{data[place]:02x}){hint}")
 
 
 def read_lines(path: str | os.PathLike) -> list[str]:
   """Returns the lines of a file without line ends; raises as `read_text`."""
+  text = read_text(path)
+  if "\n" not in text:  # the line ends of early Macs
+    text = text.replace("\r", "\n")
   # Not splitlines, because a text may contain Unicode's other line ends.
-  return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+  return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -70,6 +78,20 @@ def parse_json(text: str | bytes) -> Any:
     return json.loads(text)
   except (ValueError, RecursionError):
     return None
+
+
+def scalar_text(value: Any) -> Any:
+  """Returns a number or a truth value as in JSON, with 1.0 as 1 and NaN as ""; others unchanged."""
+  if not isinstance(value, bool | int | float):
+    return value
+  if value != value:
+    return ""
+  return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def clean(text: str) -> str:
+  """Returns a text with U+FFFD in place of lone surrogates, e.g. of an emoji that was cut."""
+  return LONE_SURROGATE.sub("\ufffd", text)
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Iterable[str]]) -> None:
@@ -97,7 +119,7 @@ def form_of(path: str | os.PathLike) -> str:
 def read_rows(
   path: str | os.PathLike, *, unheaded: Sequence[str] = (), quoting: bool = True, text: str = "text"
 ) -> Rows:
-  """Yields the place and columns of a file in one of FORMS, or else of JSON lines, then the rows.
+  """Yields the place and columns of a file in one of FORMS, or else of JSON, then the rows.
 
   Args:
     unheaded: the columns of a TSV without a header.
@@ -107,7 +129,7 @@ def read_rows(
   Raises:
     TaskError: the file cannot be read, is empty, or has no row.
   """
-  read = FORMS.get(form_of(path), _json_lines)
+  read = FORMS.get(form_of(path), _json)
   return read(path, unheaded=unheaded, quoting=quoting, text=text)
 
 
@@ -150,10 +172,12 @@ def _tsv(path: str | os.PathLike, unheaded: Sequence[str], quoting: bool, **_) -
 
 
 def _csv(path: str | os.PathLike, **_) -> Rows:
-  """The separator is a comma or, if the header has none, a semicolon or a tab."""
+  """The separator is the most frequent one of the header, or that of Excel's line sep=;."""
   lines = _filled(path)
-  between = next((mark for mark in ",;\t" if mark in lines[0]), ",")
-  yield from _table(path, _csv_rows(path, lines, between))
+  named = re.fullmatch('"?sep=(.)"?', lines[0])
+  header = re.sub('"[^"]*"', "", lines[0])
+  between = named[1] if named else max(",;\t|", key=header.count)
+  yield from _table(path, _csv_rows(path, ["", *lines[1:]] if named else lines, between))
 
 
 def _csv_rows(
@@ -162,19 +186,26 @@ def _csv_rows(
   """Yields the line number and the cells of each row of a CSV, without empty lines."""
   csv.field_size_limit(2**31 - 1)  # characters of a cell; by default 131,072
   reader = csv.reader((f"{line}\n" for line in lines), delimiter=between, strict=True)
-  number = 1
+  number, is_header_read = 1, False
   try:
     for cells in reader:
       if cells:
-        yield number, cells
+        yield number, cells if is_header_read else list(map(str.strip, cells))
+        is_header_read = True
       number = reader.line_num + 1
   except csv.Error as error:
     raise TaskError(f"{path}:{number}: not CSV ({error}): double the quotes in a cell") from None
 
 
-def _json_lines(path: str | os.PathLike, **_) -> Rows:
-  lines = enumerate(_filled(path), 1)
-  rows = [(f"{path}:{number}", parse_json(line)) for number, line in lines if line.strip()]
+def _json(path: str | os.PathLike, **_) -> Rows:
+  """The places are lines, or row numbers from 1 of an array, which may be the field "data"."""
+  lines = _filled(path)
+  rows = [(f"{path}:{n}", parse_json(line)) for n, line in enumerate(lines, 1) if line.strip()]
+  if len(rows) == 1 or not any(isinstance(row, dict) for _, row in rows):
+    whole = parse_json("\n".join(lines))
+    whole = whole.get("data") if isinstance(whole, dict) else whole
+    if isinstance(whole, list) and any(isinstance(row, dict) for row in whole):
+      rows = [(f"{path}:{number}", row) for number, row in enumerate(whole, 1)]
   columns = next(((place, list(row)) for place, row in rows if isinstance(row, dict)), None)
   if columns is None:
     raise TaskError(f"{rows[0][0]}: not a JSON object ({len(rows)} of {len(rows)} rows)")
@@ -196,16 +227,31 @@ def _parquet(path: str | os.PathLike, **_) -> Rows:
   yield from ((f"{path}:{number}", row) for number, row in enumerate(table.to_pylist(), 1))
 
 
+def class_names(path: str | os.PathLike) -> dict[str, list[str]]:
+  """Returns {column: names of its integers} that `datasets` wrote to a parquet file, or {}."""
+  from pyarrow import parquet
+
+  saved = (parquet.read_schema(io.BytesIO(read_bytes(path))).metadata or {}).get(b"huggingface")
+  found = {}
+  with contextlib.suppress(AttributeError, TypeError, LookupError):  # another program's metadata
+    for column, feature in parse_json(saved or "{}")["info"]["features"].items():
+      inner = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
+      found |= {column: inner["names"]} if isinstance(inner.get("names"), list) else {}
+  return found
+
+
 def _texts(path: str | os.PathLike, text: str, **_) -> Rows:
+  lines = _filled(path)
   yield str(path), [text]
-  yield from ((f"{path}:{number}", {text: x}) for number, x in enumerate(_filled(path), 1))
+  yield from ((f"{path}:{number}", {text: x}) for number, x in enumerate(lines, 1))
 
 
 # {extension of a file without its compression's: function that yields its rows as `read_rows`}
 FORMS: dict[str, Callable[..., Rows]] = {
   ".tsv": _tsv,
   ".csv": _csv,
-  ".jsonl": _json_lines,
+  ".json": _json,
+  ".jsonl": _json,
   ".parquet": _parquet,
   ".txt": _texts,
 }

@@ -6,8 +6,7 @@ training and dev splits. Files of a custom task (`tasks.own`) and files to predi
 """
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import numpy as np
 from electra_jax.data import tfds
 from electra_jax.finetune import files
 from electra_jax.finetune.files import MAX_BAD_FRAC, Rows, TaskError
-from electra_jax.finetune.labels import TextTask
+from electra_jax.finetune.labels import HIDDEN, TextTask, kind_hint
 from electra_jax.finetune.tasks import TASKS
 
 # Extensions of splits in a folder, without .txt, whose lines have no label.
@@ -24,6 +23,7 @@ ENDS = [f + end for f in files.FORMS if f != ".txt" for end in ("", *files.COMPR
 # Releases of GLUE have either name for the split and the folder of the diagnostic set.
 _DIAGNOSTIC = ("diagnostic", "ax")
 DEV = ("dev", "validation", "val")  # names of the evaluation split
+EMPTY = ("", "nan", "NaN", "<NA>")  # labels that are missing, as pandas writes them
 
 
 class MissingSplit(TaskError):
@@ -40,10 +40,11 @@ class Example(NamedTuple):
 
 
 class SplitExamples(NamedTuple):
-  """The examples of a split, and "file:line: reason" for each skipped row."""
+  """The examples of a split, and its skipped rows."""
 
   examples: list[Example]
-  bad: list[str]
+  bad: list[str]  # "file:line: reason"
+  unlabelled: int  # rows with one of HIDDEN as label
 
 
 class _Cells(NamedTuple):
@@ -70,17 +71,29 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
   other = _DIAGNOSTIC if split == "diagnostic" else ()
   folders = _folders(task, source, other)
   stems = other or [split.replace("dev", name) for name in DEV]
-  names = {stem + end for stem in stems for end in ENDS}
+  ends = [*ENDS, ".txt"] if split in task.submission else ENDS
+  names = {stem + end for stem in stems for end in ends}
   for folder in folders:
-    found = sorted(path for path in folder.iterdir() if path.name.lower() in names)
+    found = _tables(path for path in folder.iterdir() if _plain(path) in names)
     if len(found) > 1:
       raise TaskError(f"{task.title}: keep {found[0]} or {found[1].name} for the split {split!r}")
     if found:
       return found[0]
   raise MissingSplit(
     f"{task.title}: {folders[0]} has no file for the split {split!r} (found: {_listed(folders[0])})"
-    f": add {split}.csv, .tsv, .jsonl or .parquet"
+    f": add {split}.csv, .tsv, .json, .jsonl or .parquet"
   )
+
+
+def _tables(paths: Iterable[Path]) -> list[Path]:
+  """Returns the paths, sorted; those of .json, which may be anything, only if they are alone."""
+  found = sorted(paths)
+  return [path for path in found if files.form_of(path) != ".json"] or found
+
+
+def _plain(path: Path) -> str:
+  """Returns the lower-cased name of a file, without the Hub's count of one part."""
+  return path.name.lower().replace("-00000-of-00001", "")
 
 
 def find_whole(task: TextTask, source: str | Path) -> Path:
@@ -90,8 +103,8 @@ def find_whole(task: TextTask, source: str | Path) -> Path:
     TaskError: it is missing, or there is also a dev file.
   """
   folder = _folders(task, source)[0]
-  paths = [path for path in sorted(folder.iterdir()) if path.name.lower().endswith(tuple(ENDS))]
-  stems = [path.name.lower().partition(".")[0] for path in paths]
+  paths = _tables(path for path in folder.iterdir() if path.name.lower().endswith(tuple(ENDS)))
+  stems = [_plain(path).partition(".")[0] for path in paths]
   whole = [path for path, stem in zip(paths, stems, strict=True) if stem == "train"] or paths
   if len(whole) != 1 or set(stems) & set(DEV):
     raise TaskError(
@@ -124,8 +137,9 @@ def read(
 ) -> SplitExamples:
   """Returns the examples of a split, in the order of its rows.
 
-  Rows with a wrong number of columns, an empty text or an unknown label are skipped. In splits
-  without labels empty texts are kept and other bad rows raise: a submission needs every row.
+  Rows with a wrong number of columns, an empty text or an unknown label are skipped, and rows whose
+  label -1 is not a class. In splits without labels empty texts are kept, -1 is a hidden label, and
+  other bad rows raise: a submission needs every row.
 
   Args:
     source: as in `find_split`, or "tfds:NAME" for tensorflow_datasets ("tfds:glue" for GLUE).
@@ -139,32 +153,41 @@ def read(
   if not task.is_complete:
     raise TaskError(f"task {task.name!r} has no labels: call glue_files.complete first")
   hidden = split in task.submission
-  examples, bad, unknown, place = [], [], {}, -1
+  examples, bad, unknown, count, unlabelled = [], [], {}, 0, 0
   for place, row in enumerate(_cells(task, _rows(task, source, split, data_dir), split)):
+    if not holds(row.text or ""):
+      continue
+    count += 1
     fault, label = row.fault, None
     if fault is None and row.label:
       label = task.label_type.parse(task, row.label)
-      if label is None:
+      if label is None and row.label in HIDDEN:
+        unlabelled += 1
+        if not hidden:
+          continue
+      elif label is None:
         fault = f"the label is {row.label!r}, not {task.label_type.expected(task)}"
         unknown.setdefault(row.label, row.where)
     if fault is not None:
       bad.append(f"{row.where}: {fault}")
-    elif holds(row.text):
+    else:
       examples.append(Example(row.text, row.pair, label, place))
-  count = place + 1
   if unknown and task.labels and task.name not in TASKS:
     named = ", ".join(f"{label!r} ({where})" for label, where in list(unknown.items())[:5])
     raise TaskError(
       f"{task.title}: {len(unknown)} labels are not in the training split: {named}; "
-      f"it has {', '.join(task.labels):.200}"
+      f"it has {', '.join(task.labels):.200}{kind_hint([*task.labels, *unknown])}"
     )
   if bad and hidden:
     raise TaskError(f"{bad[0]} ({len(bad)} of {count} rows; prediction needs all rows to be valid)")
   if len(bad) > MAX_BAD_FRAC * count:
     raise TaskError(f"{bad[0]} ({len(bad)} of {count} rows are bad, above {MAX_BAD_FRAC:.0%})")
   if not examples:
-    raise TaskError(f"{task.title}: the split {split!r} in {source} has no rows")
-  return SplitExamples(examples, bad)
+    why = f"only rows without a label ({HIDDEN[0]})" if unlabelled else "no rows"
+    raise TaskError(f"{task.title}: the split {split!r} in {source} has {why}")
+  if hidden and all(example.label == -1 for example in examples):  # of a regression
+    examples = [example._replace(label=None) for example in examples]
+  return SplitExamples(examples, bad, unlabelled)
 
 
 def read_texts(
@@ -188,20 +211,30 @@ def read_texts(
   return examples, [row.copied for row in rows]
 
 
-def complete(task: TextTask, source: str | Path, *, data_dir: str | None = None) -> TextTask:
-  """Returns the task with the labels or the scale of its training split.
+def complete(
+  task: TextTask,
+  source: str | Path,
+  *,
+  data_dir: str | None = None,
+  holds: Callable[[str], bool] = lambda text: True,
+) -> TextTask:
+  """Returns the task with the labels, or the scale and the offset, of its training file.
 
-  Labels are sorted, as numbers if all are; the scale of a regression is the largest absolute label.
-  A complete task, such as GLUE's, is returned unchanged.
+  The scale and the offset of a regression are the standard deviation and the mean of the labels of
+  the rows that are trained on (`holds`). A complete task, such as GLUE's, is returned unchanged.
 
   Raises:
-    TaskError: as `read`, or there are fewer than two classes.
+    TaskError: as `read`, or there are fewer than two labels.
   """
   if task.is_complete:
     return task
-  rows = _cells(task, _rows(task, source, "train", data_dir), "train")
-  labels = {row.label for row in rows if row.label}
-  found = task.label_type.complete(labels, f"{task.title}: {source}")
+  every = list(_cells(task, _rows(task, source, "train", data_dir), "train"))
+  rows = [row for row in every if row.label]
+  if every and not rows:
+    raise TaskError(f"{every[0].where}: {every[0].fault} ({len(every)} of {len(every)} rows)")
+  trained = [row.label for row in rows if holds(row.text or "")]
+  labels = [row.label for row in rows]
+  found = task.label_type.complete(labels, trained, f"{task.title}: {source}")
   return dataclasses.replace(task, **found)
 
 
@@ -229,17 +262,23 @@ def _cells(task: TextTask, rows: Rows, split: str, copied: Sequence[str] = ()) -
     if isinstance(row, str):
       yield _Cells(where, row)
       continue
-    text, pair, label = map(row.get, wanted)
-    if isinstance(label, bool | int | float):
-      label = _label_text(label)
-    text, pair, label = (cell if isinstance(cell, str) else None for cell in (text, pair, label))
-    label = label and label.strip()
-    fault = None if label or hidden else f"{task.label!r} is empty"
+    text, pair, label = (
+      files.clean(cell) if isinstance(cell, str) else cell
+      for cell in (row.get(wanted[0]), row.get(wanted[1]), files.scalar_text(row.get(wanted[2])))
+    )
+    fault = None
+    if not isinstance(label, str | None):
+      fault = f"{task.label!r} is {label!r:.40}, not a text or a number"
+    label = label.strip() if isinstance(label, str) and label.strip() not in EMPTY else None
+    if not (fault or label or hidden):
+      fault = f"{task.label!r} is empty"
+    elif (text, label) == (task.text, task.label):
+      fault, label = "the header again", None
     for column, cell in ((task.pair, pair), (task.text, text)):
-      if column is not None and (cell is None or not (hidden or cell.strip())):
-        fault = f"{column!r} is {'missing' if cell is None else 'empty'}"
-    if any(files.LONE_SURROGATE.search(cell) for cell in (text, pair, label) if cell):
-      fault, label = "not UTF-8", None
+      if column is not None and not (isinstance(cell, str) and (hidden or cell.strip())):
+        state = "empty" if isinstance(cell, str) else "missing" if cell is None else "not a text"
+        fault = f"{column!r} is {state}"
+    text, pair = (cell if isinstance(cell, str) else None for cell in (text, pair))
     yield _Cells(where, fault, text, pair, label, {column: row.get(column) for column in copied})
 
 
@@ -271,19 +310,10 @@ def _tfds_rows(task: TextTask, source: str, split: str, data_dir: str | None) ->
     yield f"tfds:{name}:{tfds_split}:{place}", row
 
 
-def _label_text(value: bool | int | float) -> str:
-  """Returns a label as in JSON; in tables with missing values, 1.0 is 1 and NaN is ""."""
-  if value != value:
-    return ""
-  return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
-
-
 def _tfds_label(task: TextTask, value: np.ndarray, classes: Sequence[str] | None) -> str:
-  """Returns a label as in GLUE's files, or "" if TFDS hides it."""
-  if classes is None:
-    return _label_text(value.item())
-  if value < 0:
-    return ""
+  """Returns a label as in GLUE's files."""
+  if classes is None or value < 0:  # -1 is hidden
+    return files.scalar_text(value.item())
   # Classes with other names in TFDS (such as "acceptable") are 0 and 1 in the files.
   name = classes[value]
   return name if not task.labels or name in task.labels else str(value)

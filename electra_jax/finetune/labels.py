@@ -5,14 +5,15 @@ All behaviour that depends on the label type is in its entry in LABEL_TYPES (`ta
 
 import collections
 import dataclasses
-import itertools
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.finetune.files import TaskError
+from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
 from electra_jax.finetune.metrics import METRICS, Metric  # noqa: F401 (here in version 0.1)
 
 
@@ -31,7 +32,9 @@ class TextTask:
   label_kind: str | None = None
   metrics: tuple[str, ...] = ("accuracy",)  # keys of metrics.METRICS, the main one first
   folders: tuple[str, ...] = ()  # possible names of its folder, lower-cased
-  scale: float | None = 1.0  # divides the labels of a regression; None until complete
+  # Of a regression: training predicts (label - offset) / scale; the scale is None until complete
+  scale: float | None = 1.0
+  offset: float = 0.0
   limits: tuple[float, float] | None = None  # smallest and largest label of a regression
   epochs: int = 3  # in the paper
   doubled: bool = False  # train on every pair in both orders
@@ -49,6 +52,19 @@ class TextTask:
     derived = "regression" if self.labels is None else "classification"
     return LABEL_TYPES[self.label_kind or derived]
 
+  @functools.cached_property
+  def indices(self) -> dict[str | float, int]:
+    """The class index by name and, unless two names are the same number, by number."""
+    named = {label: index for index, label in enumerate(self.labels)}
+    numbers = [number(label) for label in self.labels]
+    count = collections.Counter(numbers)
+    return named | {x: i for i, x in enumerate(numbers) if count[x] == 1 and x is not None}
+
+  @property
+  def digits(self) -> int:
+    """The significant digits of a written number: six, and those that the offset takes."""
+    return 6 + math.ceil(math.log10(max(1.0, abs(self.offset / self.scale))))
+
   @property
   def is_complete(self) -> bool:
     """Whether the labels and the scale are known."""
@@ -63,7 +79,8 @@ class TextTask:
 class LabelType(NamedTuple):
   """The type of a text task's labels.
 
-  `complete` takes the labels in the files and a place (file or task) for error messages.
+  `complete` takes the labels of the training file and of those rows that are trained on, and a
+  place (file or task) for error messages.
   `predictions` maps outputs [n, C] or [n] float64 to [n] float64, in the units of `parse`.
   """
 
@@ -72,14 +89,15 @@ class LabelType(NamedTuple):
   dtype: type  # of the training target
   default_metrics: tuple[str, ...]  # keys of metrics.METRICS
   incomplete: dict  # fields of a TextTask with unknown labels or scale
-  complete: Callable[[set[str], str], dict]  # -> the fields that replace `incomplete`
+  # -> the fields that replace `incomplete`
+  complete: Callable[[Sequence[str], Sequence[str], str], dict]
   head_arguments: Callable[[TextTask], dict]  # the head's arguments that depend on the labels
   expected: Callable[[TextTask], str]  # description of a label, for error messages
   # -> the class index or the number; None if the text is not a label
   parse: Callable[[TextTask, str], int | float | None]
   predictions: Callable[[TextTask, np.ndarray], np.ndarray]
-  # factor from the head's output to the label, as regressions are trained scaled; None for classes
-  unit: Callable[[TextTask], float | None]
+  # (scale, offset) from the head's output to the label of a regression; None for classes
+  unit: Callable[[TextTask], tuple[float, float] | None]
   answers: Callable[[TextTask, np.ndarray], list[dict]]  # outputs -> results of `model.Model`
   written: Callable[[TextTask, np.ndarray], list[str]]  # predictions [n] -> texts in a submission
   collapsed: Callable[[np.ndarray, np.ndarray], bool]  # (labels [n], predictions [n])
@@ -95,19 +113,43 @@ def number(text: str) -> float | None:
   return value if math.isfinite(value) else None
 
 
-def _complete_classes(labels: set[str], where: str) -> dict:
-  if len(labels) < 2:
-    has = ", ".join(map(repr, labels)) or "none"
-    raise TaskError(f"{where}: the training split has fewer than 2 labels: {has}")
-  if any(number(label) is None for label in labels):
-    return {"labels": tuple(sorted(labels))}
-  ordered = sorted(labels, key=lambda label: (float(label), label))
-  for one, other in itertools.pairwise(ordered):
-    if float(one) == float(other) and other.startswith(f"{one}."):
-      raise TaskError(
-        f"{where}: the labels {one!r} and {other!r} are the same number: use one spelling"
-      )
-  return {"labels": tuple(ordered)}
+HIDDEN = ("-1", "-1.0")  # a label that is hidden or missing, by the convention of `datasets`
+MANY = 20  # distinct numbers as labels, above which they are probably not classes
+
+
+def _complete_classes(labels: Sequence[str], trained: Sequence[str], where: str) -> dict:
+  """Sorts the labels, as numbers if all are; 1.0 is 1 if all numbers are integers, or 1 occurs.
+
+  A rare -1 beside 0, 1, ... n is not a class.
+  """
+  counts = collections.Counter(labels)
+  whole = {x: m[1] for x in counts if (m := re.fullmatch(r"(-?\d+)(?:\.0+)?", x))}
+  are_whole = len(whole) == len(counts)
+  names = {whole[x] if x in whole and (are_whole or whole[x] in counts) else x for x in counts}
+  hidden = sum(counts[x] for x in HIDDEN)
+  if hidden <= MAX_BAD_FRAC * len(labels) and names - {"-1"} == set(
+    map(str, range(len(names) - 1))
+  ):
+    names -= {"-1"}
+  if len(names) < 2:
+    has = ", ".join(map(repr, names)) or "none"
+    hint = " (-1 means that a label is hidden)" if hidden else ""
+    raise TaskError(f"{where}: the training split has fewer than 2 labels: {has}{hint}")
+  if any(number(label) is None for label in names):
+    return {"labels": tuple(sorted(names))}
+  return {"labels": tuple(sorted(names, key=lambda label: (float(label), label)))}
+
+
+def _parse_class(task: TextTask, text: str) -> int | None:
+  return task.indices.get(text, task.indices.get(number(text)))
+
+
+def kind_hint(names: Iterable[str]) -> str:
+  """Returns advice if classes seem to be amounts, else ""."""
+  values = {number(name) for name in names}
+  if None in values or (len(values) <= MANY and all(x.is_integer() for x in values)):
+    return ""
+  return "; if these numbers are amounts, set own.kind=regression"
 
 
 def _class_answers(task: TextTask, logits: np.ndarray) -> list[dict]:
@@ -125,12 +167,29 @@ def shares(labels: Sequence[str]) -> str:
   return ", ".join(f"{label} {100 * n / len(labels):.1f} %" for label, n in counts)
 
 
-def _complete_scale(labels: set[str], where: str) -> dict:
-  numbers = [abs(value) for value in map(number, labels) if value is not None]
-  scale = max(numbers, default=0.0)
-  if not scale:
-    raise TaskError(f"{where}: the training split has no number other than 0 as a label")
-  return {"scale": scale}
+def _standardize(labels: Sequence[str], trained: Sequence[str], where: str) -> dict:
+  """Returns the standard deviation and the mean of the labels that are trained on."""
+  numbers = [value for value in map(number, trained) if value is not None]
+  if not numbers:
+    example = f", e.g. {trained[0]!r:.40}" if trained else ""
+    raise TaskError(
+      f"{where}: the training split has no number as a label{example}: write numbers as 1234.5, or"
+      " leave out own.kind=regression"
+    )
+  scale, offset = float(np.std(numbers)), float(np.mean(numbers))
+  if scale <= 1e-9 * abs(offset):  # rounding of equal numbers
+    raise TaskError(f"{where}: all labels of the training split are {offset:g}")
+  return {"scale": scale, "offset": offset}
+
+
+def _in_unit(task: TextTask, scores: np.ndarray) -> np.ndarray:
+  """Returns predictions from the scores of a head."""
+  return scores * task.scale + task.offset
+
+
+def _describe_numbers(task: TextTask, labels: Sequence[float]) -> str:
+  low, high, mean, error = np.min(labels), np.max(labels), np.mean(labels), np.std(labels)
+  return f", labels {low:g} to {high:g}; mean {mean:g} has RMSE {error:.4g}"
 
 
 def _parse_number(task: TextTask, text: str) -> float | None:
@@ -140,7 +199,7 @@ def _parse_number(task: TextTask, text: str) -> float | None:
 
 def _written_numbers(task: TextTask, predictions: np.ndarray) -> list[str]:
   low, high = task.limits or (-np.inf, np.inf)
-  form = ".3f" if task.limits else ".6g"  # numbers without limits may be small
+  form = ".3f" if task.limits else f".{task.digits}g"  # numbers without limits may be small
   return [f"{value:{form}}" for value in np.clip(predictions, low, high) + 0.0]
 
 
@@ -154,14 +213,16 @@ LABEL_TYPES = {
     complete=_complete_classes,
     head_arguments=lambda task: {"outputs": len(task.labels)},
     expected=lambda task: f"one of {', '.join(task.labels)}",
-    parse=lambda task, text: task.labels.index(text) if text in task.labels else None,
+    parse=_parse_class,
     predictions=lambda task, logits: logits.argmax(1).astype(np.float64),
     unit=lambda task: None,
     answers=_class_answers,
     written=lambda task, predictions: [task.labels[int(index)] for index in predictions],
     collapsed=lambda labels, predictions: bool(np.ptp(predictions) == 0),
     constant=lambda labels: float(np.bincount(labels.astype(np.int64)).argmax()),
-    summary=lambda task, labels: f": {shares([task.labels[label] for label in labels])}",
+    summary=lambda task, labels: (
+      f": {shares([task.labels[label] for label in labels])}{kind_hint(task.labels)}"
+    ),
   ),
   "regression": LabelType(
     head="regression",
@@ -169,19 +230,19 @@ LABEL_TYPES = {
     dtype=np.float32,
     default_metrics=("spearman", "pearson"),
     incomplete={"labels": None, "scale": None},
-    complete=_complete_scale,
+    complete=_standardize,
     head_arguments=lambda task: {},
     expected=lambda task: (
       "a number from {:g} to {:g}".format(*task.limits) if task.limits else "a number"
     ),
     parse=_parse_number,
-    predictions=lambda task, scores: scores * task.scale,
-    unit=lambda task: task.scale,
-    answers=lambda task, scores: [{"score": float(score) * task.scale} for score in scores],
+    predictions=_in_unit,
+    unit=lambda task: (task.scale, task.offset),
+    answers=lambda task, scores: [{"score": x} for x in _in_unit(task, scores).tolist()],
     written=_written_numbers,
     # The predictions' standard deviation is below 1 % of the labels'.
     collapsed=lambda labels, predictions: bool(predictions.std() < 0.01 * labels.std()),
     constant=lambda labels: float(labels.mean()),
-    summary=lambda task, labels: f", labels {np.mean(labels):.2f} ± {np.std(labels):.2f}",
+    summary=_describe_numbers,
   ),
 }

@@ -9,6 +9,7 @@ Example:
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune import loop
+from electra_jax.finetune import loop, overview
 from electra_jax.finetune.prepare import TASK_KINDS
 from electra_jax.finetune.task_data import TaskInfo, TaskKind
 from electra_jax.interop import hub, sources
@@ -52,7 +53,9 @@ class Model:
     )
 
   def predict(self, examples: Any) -> Any:
-    """Returns the predictions for examples as from `TaskKind.decode`."""
+    """Returns the predictions for examples as from `TaskKind.decode`; warns of lost text."""
+    for warning in overview.warnings_of(self.kind, self.info, examples, self.tokenizer):
+      warnings.warn(warning, stacklevel=2)
     features, windows = self.kind.rows(self.info, examples, self.tokenizer)
     outputs = self._outputs(self.weights, features)[0] if features else {}
     return self.kind.decode(self.info, examples, windows, outputs)

@@ -8,8 +8,7 @@ from ml_collections import ConfigDict
 from electra_jax.core import qa_head, task_heads
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune import qa_task, sentence_pairs, tagging_task, text_task
-from electra_jax.finetune.batches import Feature
+from electra_jax.finetune import overview, qa_task, sentence_pairs, tagging_task, text_task
 from electra_jax.finetune.task_data import TaskData, TaskKind
 from electra_jax.interop import huggingface
 
@@ -45,7 +44,7 @@ def task_names(config: ConfigDict) -> list[str]:
   if known is None:
     if len(names) != 1:
       raise ValueError(f"config.task must be one name, got {config.task!r}")
-    if "/" in names[0] or names[0].startswith("."):
+    if "/" in names[0] or names[0].startswith(".") or "\0" in names[0]:
       raise ValueError(f"config.task must be a valid folder name, got {config.task!r}")
   elif not names or set(names) - set(known):
     raise ValueError(
@@ -90,7 +89,9 @@ def prepare(
   longest = min(config.data.max_length, cfg.max_positions)
   task = TASK_KINDS[config.kind].prepare(with_head(config, cfg), name, tokenizer, longest)
   if not next(iter(task.splits.values())).labelled:
-    raise ValueError(f"config.data.dev={config.data.dev} has no labels")
+    field = next(x for x in ("dev", "train", "dir") if config.data[x] is not None)
+    part = "" if field == "dev" else " in the dev split"
+    raise ValueError(f"config.data.{field}={config.data[field]} has no labels{part}")
   rows = {"train": task.train, **{split: x.features for split, x in task.splits.items()}}
   if empty := [split for split, features in rows.items() if not features]:
     raise ValueError(f"{task.title}: the split {empty[0]!r} has no row: change config.own.split")
@@ -98,8 +99,7 @@ def prepare(
     task.notes.insert(0, f"rows are limited to {longest} tokens, the network's positions")
   if "layers" in task.info.head.arguments:
     task.notes.append(_describe_head(task, cfg))
-  task.notes.extend(_count_tokens(split, features, tokenizer) for split, features in rows.items())
-  return task
+  return task._replace(notes=task.notes + overview.notes(task, TASK_KINDS[config.kind], tokenizer))
 
 
 def _describe_head(task: TaskData, cfg: TransformerConfig) -> str:
@@ -107,14 +107,3 @@ def _describe_head(task: TaskData, cfg: TransformerConfig) -> str:
   if name := huggingface.family_of(cfg).classes.get(task.info.head.make().export or ""):
     return f"head: {layers}, exported as {name}"
   return f"head: {layers}, not exported: transformers lacks it (model.head=auto is exported)"
-
-
-def _count_tokens(split: str, features: list[Feature], tokenizer: Tokenizer) -> str:
-  """Returns a line with the number of rows, their lengths and the unknown tokens."""
-  lengths = [len(feature.ids) for feature in features]
-  unknown = sum(int((feature.ids == tokenizer.vocab.unk).sum()) for feature in features)
-  mean, share = sum(lengths) / max(len(lengths), 1), 100 * unknown / max(sum(lengths), 1)
-  return (
-    f"{split}: {len(lengths):,} rows of {mean:.1f} tokens on average, at most"
-    f" {max(lengths, default=0)}; {share:.2f} % unknown tokens"
-  )

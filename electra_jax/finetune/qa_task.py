@@ -14,7 +14,7 @@ from electra_jax.finetune import squad, squad_files, task_data
 from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.squad import Decoded, Window
 from electra_jax.finetune.squad_files import Question, Questions
-from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
+from electra_jax.finetune.task_data import EvalSplit, Predictor, Seen, TaskData, TaskInfo, TaskKind
 
 # Fields of config.qa for windows and decoding, which are saved, and for the head.
 OPTIONS = ("stride", "max_query", "n_best", "max_answer_length", "threshold")
@@ -27,11 +27,7 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
     split: squad_files.read(part.file, part.holds)
     for split, part in task_data.find_parts(config).items()
   }
-  notes = [questions.summary() for questions in read.values()]
-  for split, questions in read.items():
-    encoded = tokenizer.encode_batch([x.question for x in questions.items])
-    if cut := sum(len(ids) > q.max_query for ids in encoded):
-      notes.append(f"{split}: {cut} of {len(encoded)} questions truncated to {q.max_query} tokens")
+  notes = [f"{split}: {questions.summary()}" for split, questions in read.items()]
   train = read.pop("train")
   squad_files.check_places(train)
   impossible = any(question.impossible for question in train.items)
@@ -55,7 +51,11 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
     )
     for split, questions in read.items()
   }
-  return TaskData(info, name, 2.0, rows, splits, notes)
+  return TaskData(info, name, 2.0, rows, splits, notes, train)
+
+
+def _seen(info: TaskInfo, questions: Questions, tokenizer: Tokenizer) -> list[Seen]:
+  return [Seen((x.question, x.context), x.golds[0] if x.golds else "") for x in questions.items]
 
 
 def _rows(
@@ -123,6 +123,8 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
 KIND = TaskKind(
   prepare=_prepare,
   rows=_rows,
+  seen=_seen,
+  kept=lambda info, lengths: [min(lengths[0], info.options["max_query"]), lengths[1]],
   decode=_decode,
   scores=lambda info, questions, decoded: squad.example_scores(questions, decoded),
   write=_write,
@@ -132,5 +134,6 @@ KIND = TaskKind(
   predict_file=_predict_file,
   file_ending="",
   level="span",
+  limit="qa.max_query",
   fields=("qa", "model.head", *task_data.SPLIT_FIELDS),
 )

@@ -1,5 +1,6 @@
 """Defines the task kind of text embeddings, trained on pairs of texts."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from electra_jax.finetune import files, metrics, task_data
 from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.labels import number
-from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
+from electra_jax.finetune.task_data import EvalSplit, Predictor, Seen, TaskData, TaskInfo, TaskKind
 
 _WANTED = {
   "train": "an anchor, its positive and optional negatives",
@@ -62,13 +63,15 @@ def read(
   scored = role == "dev" and len(columns) == 3
   rows, gold, bad, count = [], [], [], 0
   for where, row in lines:
-    count += 1
     cells, fault = _cells(row, columns[:2] if scored else columns)
+    if not holds(cells[0] if cells else ""):
+      continue
+    count += 1
     if scored and not fault and (score := number(str(row.get(columns[2])))) is None:
       fault = f"column {columns[2]!r}, the score, is not a number"
     if fault:
       bad.append(f"{where}: {fault}")
-    elif holds(cells[0]):
+    else:
       rows.append(cells)
       gold += [score] if scored else []
   if len(bad) > files.MAX_BAD_FRAC * count:
@@ -88,13 +91,13 @@ def _cells(row: dict | str, names: Sequence[str]) -> tuple[list[str], str | None
   """Returns the texts of a row, without empty negatives, and its fault, or None."""
   if isinstance(row, str):
     return [], row
-  cells = [row.get(name) or "" for name in names]
+  cells = ["" if row.get(name) is None else row[name] for name in names]
   for place, (name, cell) in enumerate(zip(names, cells, strict=True)):
-    if not isinstance(cell, str) or files.LONE_SURROGATE.search(cell):
+    if not isinstance(cell, str):
       return [], f"{name!r} is not a text"
     if place < 2 and not cell.strip():
       return [], f"{name!r} is empty"
-  return [cell for cell in cells if cell.strip()], None
+  return [files.clean(cell) for cell in cells if cell.strip()], None
 
 
 def _encode(info: TaskInfo, texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
@@ -152,7 +155,15 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
     )
     for split, pairs in splits.items()
   }
-  return TaskData(info, name, 1.0, _train_rows(info, train, tokenizer), evaluated, notes)
+  return TaskData(info, name, 1.0, _train_rows(info, train, tokenizer), evaluated, notes, train)
+
+
+def _seen(info: TaskInfo, examples: Pairs | Sequence[str], tokenizer: Tokenizer) -> list[Seen]:
+  if not isinstance(examples, Pairs):
+    return [Seen((text,)) for text in examples]
+  scores = [""] * len(examples.rows) if examples.gold is None else map(str, examples.gold)
+  texts = ([examples.texts[i] for i in row] for row in examples.rows)
+  return [Seen(x, score) for x, score in zip(texts, scores, strict=True)]
 
 
 def _cosines(pairs: Pairs, vectors: np.ndarray) -> np.ndarray:
@@ -214,6 +225,8 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   rows = files.read_rows(file)
   where, found = next(rows)
   names = list(columns) or found[:1]
+  if len(found) > len(names) == 1 and not columns:
+    warnings.warn(f"embedding the column {names[0]!r}: --columns chooses another", stacklevel=1)
   if len(names) > 1:
     raise ValueError(f"--columns must be one column to embed, got {','.join(columns)}")
   files.check_columns(where, found, names)
@@ -232,6 +245,8 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
 KIND = TaskKind(
   prepare=_prepare,
   rows=_rows,
+  seen=_seen,
+  kept=lambda info, lengths: [min(n, info.max_length - 2) for n in lengths],
   decode=lambda info, examples, windows, outputs: outputs["embedding"],
   scores=example_scores,
   write=_write,

@@ -50,12 +50,15 @@ class Questions:
     """Returns the counts in one line."""
     impossible = sum(question.impossible for question in self.items)
     contexts = len({question.context for question in self.items})
-    return (
-      f"{self.path}: {self.form}, {len(self.items)} questions on {contexts} contexts, {impossible}"
-      f" impossible; answers with a corrected position: {self.repaired}; questions without an"
-      f" answer in the context: {self.lost}; blank: {self.empty}; duplicate ids dropped:"
-      f" {self.duplicates}"
-    )
+    faults = {
+      "answers with a corrected position": self.repaired,
+      "without an answer in the context": self.lost,
+      "blank": self.empty,
+      "duplicate ids dropped": self.duplicates,
+    }
+    found = "".join(f"; {what}: {count:,}" for what, count in faults.items() if count)
+    questions = f"{len(self.items):,} questions on {contexts:,} contexts"
+    return f"{self.form}, {questions}, {impossible:,} impossible{found}"
 
 
 def normalize(text: str) -> str:
@@ -74,8 +77,8 @@ _Row = tuple[Question, bool]
 def read(path: str | os.PathLike, holds: Callable[[str], bool] = lambda context: True) -> Questions:
   """Reads the questions of a file whose contexts `holds` accepts, with or without labels.
 
-  The file is SQuAD 1.1 or 2.0, MRQA, or JSON lines or parquet with the columns of `datasets`'
-  SQuAD. An answer at a wrong position is moved to its nearest occurrence.
+  The file is SQuAD 1.1 or 2.0, MRQA, or a table or JSON with the columns of `datasets`' SQuAD.
+  An answer at a wrong position is moved to its nearest occurrence.
 
   Raises:
     TaskError: the file is missing, damaged or of another format, or has no question.
@@ -86,7 +89,7 @@ def read(path: str | os.PathLike, holds: Callable[[str], bool] = lambda context:
 
 def _open(path: str) -> tuple[str, Iterable[_Row]]:
   """Returns the form of a file and its questions."""
-  if files.form_of(path) == ".parquet":
+  if files.form_of(path) in (".parquet", ".csv", ".tsv"):
     return _form(rows := list(_flat(path))), rows
   text = files.read_text(path)
   if not text.strip():
@@ -98,6 +101,9 @@ def _open(path: str) -> tuple[str, Iterable[_Row]]:
   if isinstance(first, dict) and {"question", "context"} <= first.keys():
     return _form(rows := list(_flat(path))), rows
   whole = first if first is not None and not rest.strip() else _parse(text, path)
+  data = whole.get("data") if isinstance(whole, dict) else whole
+  if isinstance(data, list) and data and isinstance(data[0], dict) and "question" in data[0]:
+    return _form(rows := list(_flat(path))), rows
   if not isinstance(whole, dict) or not isinstance(whole.get("data"), list):
     raise TaskError(
       f"{path} must be SQuAD (an object with 'data', or rows with 'question' and 'context') or MRQA"
@@ -129,7 +135,7 @@ def _field(record: Any, name: str, kind: type, where: str, default: Any = None) 
   if not isinstance(value, kind):
     kinds = {str: "text", int: "an integer", list: "a list", bool: "true or false"}
     raise TaskError(f"{where}: {name!r} is missing or not {kinds[kind]}")
-  return files.LONE_SURROGATE.sub("\ufffd", value) if kind is str else value
+  return files.clean(value) if kind is str else value
 
 
 def _squad(path: str, data: list) -> Iterator[_Row]:
@@ -164,7 +170,11 @@ def _flat(path: str) -> Iterator[_Row]:
   for where, row in itertools.islice(files.read_rows(path), 1, None):
     context, qa = _field(row, "context", str, where), {"id": where, **row}
     found = qa.pop("answers", None)
-    if found is not None:
+    if isinstance(found, str):  # in a cell
+      found = _parse(found, f"{where}: 'answers'")
+    if isinstance(found, list):  # as in SQuAD
+      qa |= {"answers": found, "is_impossible": not found}
+    elif found is not None:
       lists = [_field(found, name, list, where) for name in ("text", "answer_start")]
       if len(lists[0]) != len(lists[1]):
         raise TaskError(f"{where}: {len(lists[0])} texts but {len(lists[1])} answer starts")
@@ -183,9 +193,7 @@ def _mrqa(path: str, text: str) -> Iterator[_Row]:
     context = _field(record, "context", str, where)
     for qa in _field(record, "qas", list, where):
       name, question = (_field(qa, key, str, where) for key in ("qid", "question"))
-      golds = [
-        files.LONE_SURROGATE.sub("\ufffd", str(x)) for x in _field(qa, "answers", list, where, [])
-      ]
+      golds = [files.clean(str(x)) for x in _field(qa, "answers", list, where, [])]
       found = _field(qa, "detected_answers", list, where, [])
       answers = [_detected(x, context, where) for x in found] or [(gold, -1) for gold in golds]
       golds = golds or [answer for answer, _ in answers]

@@ -1,34 +1,30 @@
-"""Reads CoNLL files for sequence tagging, makes windows, decodes tags and scores them.
+"""Makes windows for sequence tagging, decodes tags and scores them.
 
-Entities (chunks, names) are read in IOB1, BIO or BIOES, trained in BIOES as in the original, and
-scored and written in BIO. Other tags, such as parts of speech, stay unchanged.
+Entities (chunks, names) are read in IOB1 or one of SCHEMES, trained in BIOES as in the original,
+and scored and written in BIO. Other tags, such as parts of speech, stay unchanged.
 """
 
 import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.finetune import files
 from electra_jax.finetune.batches import Feature
 from electra_jax.finetune.files import MAX_BAD_FRAC, TaskError
+from electra_jax.finetune.tag_files import Sentence, read  # noqa: F401 (here in version 0.1)
 
-DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003's line between documents
-_ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
-OTHER_SCHEMES = ("L-", "U-", "M-", "W-")  # entity prefixes of BILOU and BMEWO
-
-
-class Sentence(NamedTuple):
-  """A sentence of a file."""
-
-  words: tuple[str, ...]
-  tags: tuple[str, ...] | None  # one per word, in the file's scheme; None without tags
-  place: str  # "file:line" of its first word
+# {scheme: prefixes of its tags beside O}; BIO includes IOB1
+SCHEMES = {"BIO": "BI", "BIOES": "BIES", "BILOU": "BILU", "BMEWO": "BMEW", "BMES": "BMES"}
+_IN_BIOES = {"L": "E", "U": "S", "M": "I", "W": "S"}
+_ENTITY_TAG = re.compile(r"O|([BIESLUMW])(-.+)?")
+# Tags that were probably meant as entities'.
+_PREFIXED = re.compile(r"([BIESLUMWbieslumw]) ?[-_:/.|–—] ?(.+)")
+_SUFFIXED = re.compile(r"(.+)[-_:/.|–—]([BIESLUMW])")
 
 
 class TagWindow(NamedTuple):
@@ -40,74 +36,57 @@ class TagWindow(NamedTuple):
   feature: Feature
   words: range  # indices of the words that the window tags
   positions: np.ndarray  # [len(words)] int64, position of each word's first token in the feature
-  cut: int  # number of tokens cut from words longer than a window
 
 
-def read(
-  path: str | os.PathLike,
-  *,
-  word_column: int = 0,
-  tag_column: int | None = -1,
-  tags_optional: bool = False,
-) -> list[Sentence]:
-  """Reads a CoNLL file: a word a line, columns at spaces or tabs, blank lines between sentences.
+def scheme_of(tags: Collection[str]) -> str | None:
+  """Returns the scheme of a file's tags, a key of SCHEMES; None if they are not entities.
 
-  A row of .jsonl or .parquet is a sentence, and its lists are the columns. Columns count from 0, or
-  from the end if negative. The sentences have no tags if `tag_column` is None or the word's column
-  (as in a file of one column), or if the file lacks the column and `tags_optional` is set.
-
-  Raises:
-    TaskError: the file is missing, damaged, not UTF-8 or has no sentence, the number of columns
-      varies, or a column does not exist.
+  >>> scheme_of({"B-NP", "O"}), scheme_of({"B-NP", "U-NP"}), scheme_of({"B-NP", "VBZ"})
+  ('BIO', 'BILOU', None)
   """
-  sentences = list(_sentences(path))
-  if not sentences:
-    raise TaskError(f"{path}: the file has no sentences")
-  first, columns = sentences[0][0]
-  width, tag_column = len(columns), word_column if tag_column is None else tag_column
-  if tags_optional and not -width <= tag_column < width:
-    tag_column = word_column
-  for column in (word_column, tag_column):
-    if not -width <= column < width:
-      raise TaskError(f"{first}: no column {column}, the line has {width} columns")
-  for place, columns in itertools.chain(*sentences):
-    if len(columns) != width:
-      line = first.rpartition(":")[2]
-      raise TaskError(f"{place}: {len(columns)} columns, line {line} has {width}")
-  is_tagged, found = (tag_column - word_column) % width != 0, []
-  for rows in sentences:
-    words, tags = (tuple(columns[i] for _, columns in rows) for i in (word_column, tag_column))
-    found.append(Sentence(words, tags if is_tagged else None, rows[0][0]))
-  return found
+  found = [_ENTITY_TAG.fullmatch(tag) for tag in tags]
+  if not all(found):
+    return None
+  letters = {match[1] for match in found} - {None}
+  if "B" not in letters and any(m[0] in ("L", "U", "M", "W") for m in found):
+    return None  # letters of another meaning
+  return next((name for name, x in SCHEMES.items() if letters <= set(x)), None)
 
 
-def _sentences(path: str | os.PathLike) -> Iterator[list[tuple[str, Sequence[str]]]]:
-  """Yields a list of each word's place and columns for each sentence."""
-  if files.form_of(path) in (".jsonl", ".parquet"):
-    for place, row in itertools.islice(files.read_rows(path), 1, None):
-      if isinstance(row, str):
-        raise TaskError(f"{place}: {row}")
-      lists = [value for value in row.values() if isinstance(value, list)]
-      if len({len(values) for values in lists}) > 1:
-        raise TaskError(f"{place}: lists of {' and '.join(str(len(x)) for x in lists)} elements")
-      if words := [(place, tuple(map(str, columns))) for columns in zip(*lists, strict=True)]:
-        yield words
-    return
-  split = (re.findall(r"[^ \t]+", line) for line in files.read_lines(path))
-  lines = ((f"{path}:{number}", columns) for number, columns in enumerate(split, 1))
-  for has_words, rows in itertools.groupby(
-    lines, lambda row: bool(row[1]) and DOCUMENT_START not in row[1]
-  ):
-    if has_words:
-      yield list(rows)
+def near_miss(tags: Collection[str]) -> tuple[str, str] | None:
+  """Returns a tag that is not read as an entity's, and how to write it; None if unlikely.
+
+  >>> near_miss(["O", "B_X", "I_X"]), near_miss(["X-B", "X-I", "O"]), near_miss(["NN", "VB"])
+  (('B_X', 'B-X'), ('X-B', 'B-X'), None)
+  """
+  fixed = {}
+  for tag in sorted(tags):
+    before, after = _PREFIXED.fullmatch(tag), _SUFFIXED.fullmatch(tag)
+    if tag in ("O", "o", "0"):
+      fixed[tag] = "O"
+    elif before:
+      fixed[tag] = f"{before[1].upper()}-{before[2]}"
+    elif after:
+      fixed[tag] = f"{after[2]}-{after[1]}"
+    else:
+      fixed[tag] = f"I-{tag}" if "O" in tags and len(tag) > 1 else tag
+  other = [(tag, x) for tag, x in fixed.items() if tag != x]
+  if not other or scheme_of(fixed.values()) is None:
+    return None
+  return min(other, key=lambda change: change[1] == "O")
 
 
-def is_entities(tags: Iterable[str]) -> bool:
-  """Returns whether all tags are IOB1, BIO or BIOES, with or without a type.
+def is_entities(labels: Iterable[str]) -> bool:
+  """Returns whether all labels are of BIOES, with or without a type.
 
   >>> is_entities(["B-NP", "O"]), is_entities(["B-NP", "VBZ"])
   (True, False)
   """
+  return all(label[:1] in "BIESO" and _ENTITY_TAG.fullmatch(label) for label in labels)
+
+
+def _are_entities(tags: Iterable[str]) -> bool:
+  """Returns whether all tags of a sentence are of one of SCHEMES."""
   return all(map(_ENTITY_TAG.fullmatch, tags))
 
 
@@ -115,11 +94,11 @@ def _entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
   """Returns (type, first, last) of each entity as in conlleval; the type "_" means none."""
   from seqeval.metrics.sequence_labeling import get_entities
 
-  return get_entities(list(tags))
+  return get_entities([_IN_BIOES.get(tag[0], tag[0]) + tag[1:] for tag in tags])
 
 
 def to_bioes(tags: Sequence[str]) -> list[str]:
-  """Converts IOB1, BIO or BIOES to BIOES (E last, S single); keeps other tags.
+  """Converts one of SCHEMES to BIOES (E last, S single); keeps other tags.
 
   >>> to_bioes(["B-NP", "I-NP", "O", "B-VP"])
   ['B-NP', 'E-NP', 'O', 'S-VP']
@@ -128,7 +107,7 @@ def to_bioes(tags: Sequence[str]) -> list[str]:
 
 
 def to_bio(tags: Sequence[str]) -> list[str]:
-  """Converts IOB1, BIO or BIOES to BIO; keeps other tags.
+  """Converts one of SCHEMES to BIO; keeps other tags.
 
   Inconsistent predictions are read as in conlleval: an entity also begins where the type changes,
   and after an O, an E or an S.
@@ -141,7 +120,7 @@ def to_bio(tags: Sequence[str]) -> list[str]:
 
 def _rewritten(tags: Sequence[str], prefixes: str) -> list[str]:
   """Rewrites entities with the prefixes of a single, the first, an inner and the last word."""
-  if not is_entities(tags):
+  if not _are_entities(tags):
     return list(tags)
   single, begin, inside, end = prefixes
   written = ["O"] * len(tags)
@@ -155,23 +134,34 @@ def _rewritten(tags: Sequence[str], prefixes: str) -> list[str]:
 def labels(sentences: Sequence[Sentence]) -> tuple[str, ...]:
   """Returns the sorted labels of the training split.
 
-  For entities these are O and all of BIES for each type, because other splits may need them. BILOU
-  and BMEWO tags are treated as plain labels.
+  For entities these are O and all of BIES for each type, because other splits may need them.
 
   Raises:
     TaskError: the sentences have no tags, or only some tags are BIO.
   """
   places = {tag: sentence.place for sentence in sentences for tag in _gold(sentence)}
   found = set(places)
-  if not is_entities(found):
-    odd = sorted(tag for tag in found if not is_entities([tag]))
-    mixed = "O" in found and any(tag[:2] in ("B-", "I-") for tag in found)
-    if mixed and not all(tag[:2] in OTHER_SCHEMES for tag in odd):
-      tag = odd[0]
+  if scheme_of(found) is None:
+    if "O" in found and any(tag[:2] in ("B-", "I-") for tag in found):
+      tag = min(tag for tag in found if not is_entities([tag]))
       raise TaskError(f"{places[tag]}: the tag {tag!r} is not BIO, but the other tags are")
     return tuple(sorted(found))
   types = {tag[1:] for tag in found - {"O"}}
   return tuple(sorted({"O"} | {prefix + kind for prefix in "BIES" for kind in types}))
+
+
+def describe(sentences: Sequence[Sentence]) -> str:
+  """Returns the scheme of training sentences with the number of entities, or why it has none."""
+  tags = {tag for sentence in sentences for tag in _gold(sentence)}
+  if scheme := scheme_of(tags):
+    counts = Counter(x[0] for sentence in sentences for x in _entities(_gold(sentence)))
+    listed = ", ".join(f"{kind} {count:,}" for kind, count in counts.most_common(5))
+    return f"tags are {scheme} with {counts.total():,} entities: {listed}"
+  line = "tags not read as entities: accuracy only"
+  if miss := near_miss(tags):
+    return f"{line}; write {miss[1]} for {miss[0]}"
+  is_number = all(tag.isdecimal() for tag in tags)
+  return f"{line}; name them by tagging.labels" if is_number else line
 
 
 def unseen(sentences: Sequence[Sentence], labels: Sequence[str]) -> dict[str, int]:
@@ -235,8 +225,8 @@ def windows(
     tokens = [encoded[word] or [tokenizer.vocab.unk] for word in parts]
     targets = None
     if sentence.tags is not None:
-      if entities and not is_entities(sentence.tags):
-        tag = next(tag for tag in sentence.tags if not is_entities([tag]))
+      if entities and not _are_entities(sentence.tags):
+        tag = next(tag for tag in sentence.tags if not _are_entities([tag]))
         raise TaskError(f"{sentence.place}: the tag {tag!r} is not BIO, but the labels are")
       tags = to_bioes(sentence.tags) if entities else sentence.tags
       targets = np.array([index.get(tag, -1) for tag in tags], np.int32)
@@ -249,8 +239,7 @@ def _sentence_windows(
 ) -> Iterator[TagWindow]:
   """Yields a sentence's windows from its words' tokens and targets [words]."""
   vocab = tokenizer.vocab
-  whole = np.array([len(word) for word in tokens])
-  sizes = np.minimum(whole, room)
+  sizes = np.array([min(len(word), room) for word in tokens])
   starts = np.concatenate([[0], np.cumsum(sizes)])
   bounds = _window_bounds(starts, room)
   for (begin, end), answered in zip(bounds, _answered(starts, bounds), strict=True):
@@ -263,8 +252,7 @@ def _sentence_windows(
     if targets is not None:
       target["tag"] = np.full(len(ids), -1, np.int32)
       target["tag"][positions] = targets[answered]
-    cut = int((whole - sizes)[answered].sum())
-    yield TagWindow(Feature(ids, len(ids), target), answered, positions, cut)
+    yield TagWindow(Feature(ids, len(ids), target), answered, positions)
 
 
 def _window_bounds(starts: np.ndarray, room: int) -> list[tuple[int, int]]:

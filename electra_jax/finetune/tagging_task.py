@@ -13,7 +13,7 @@ from electra_jax.finetune.batches import Feature, subset
 from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.labels import shares
 from electra_jax.finetune.tagging import Sentence, TagWindow
-from electra_jax.finetune.task_data import EvalSplit, Predictor, TaskData, TaskInfo, TaskKind
+from electra_jax.finetune.task_data import EvalSplit, Predictor, Seen, TaskData, TaskInfo, TaskKind
 
 
 def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
@@ -27,15 +27,13 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   if len(labels) == 1:
     raise TaskError(f"{config.data.train}: all words have the tag {labels[0]}")
   tags = [tag for sentence in train for tag in sentence.tags]
-  count = f"{len(train):,} sentences, {len(tags):,} words, {len(labels)} labels"
-  notes.append(f"train: {count}: {shares(tags)}")
+  notes.append(f"train: {len(train):,} sentences, {len(tags):,} words: {shares(tags)}")
+  notes.append(f"train: {tagging.describe(train)}")
 
   room = max_length - 2  # [CLS] and [SEP]
 
   def windows(split: str, sentences: list[Sentence]) -> list[TagWindow]:
     made = tagging.windows(sentences, tokenizer, labels, max_length=max_length)
-    if cut := sum(window.cut for window in made):
-      notes.append(f"{split}: {cut} tokens cut from words longer than {room} tokens")
     if more := len(made) - len(sentences):
       notes.append(f"{split}: {more} rows added by splitting sentences above {room} tokens")
     return made
@@ -56,7 +54,12 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
   head = HeadSpec("tagging", {"outputs": len(labels), "layers": config.model.head})
   info = TaskInfo("tagging", name, head, max_length, labels=labels, options=options)
   rows = [window.feature for window in windows("train", train)]
-  return TaskData(info, name, 3.0, rows, splits, notes)
+  return TaskData(info, name, 3.0, rows, splits, notes, train)
+
+
+def _seen(info: TaskInfo, sentences: list[Sentence], tokenizer: Tokenizer) -> list[Seen]:
+  texts = (tokenizer.spaced(" ".join(s.words), s.words) for s in sentences)
+  return [Seen(x, tags=s.tags or ()) for x, s in zip(texts, sentences, strict=True)]
 
 
 def _rows(
@@ -93,14 +96,22 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   """Reads a file with the training file's columns; the last column of `out` has the predictions."""
   if columns:
     raise ValueError("--columns is for text tasks: tags are written with their words")
-  sentences = tagging.read(file, **predictor.info.options, tags_optional=True)
-  tagging.write(out, sentences, predictor.predict(sentences), predictor.info.labels)
+  info = predictor.info
+
+  def is_tag(text: str) -> bool:
+    as_entity = tagging.is_entities(info.labels) and tagging.scheme_of([text]) is not None
+    return as_entity or text in info.labels
+
+  sentences = tagging.read(file, **info.options, tags_optional=True, is_tag=is_tag)
+  tagging.write(out, sentences, predictor.predict(sentences), info.labels)
   return len(sentences)
 
 
 KIND = TaskKind(
   prepare=_prepare,
   rows=_rows,
+  seen=_seen,
+  kept=lambda info, lengths: [min(n, info.max_length - 2) for n in lengths],
   decode=_decode,
   scores=lambda info, *found: tagging.example_scores(*found, info.labels),
   write=lambda info, path, *found: tagging.write(path, *found, info.labels),

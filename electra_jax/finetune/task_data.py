@@ -60,6 +60,15 @@ class TaskData(NamedTuple):
   train: list[Feature]
   splits: dict[str, EvalSplit]  # to evaluate and predict; the first selects the best seed
   notes: list[str]  # lines to print, counts and warnings
+  examples: Any  # of `train`, as its kind of task reads them
+
+
+class Seen(NamedTuple):
+  """What the network sees of an example."""
+
+  texts: Sequence[str]  # encoded one by one, each cut at its end if need be
+  label: str = ""
+  tags: Sequence[str] = ()  # of each text
 
 
 class Predictor(Protocol):
@@ -82,6 +91,8 @@ class TaskKind(NamedTuple):
   prepare: Callable[[ConfigDict, str, Tokenizer, int], TaskData]
   # (info, examples, tokenizer) -> features, and windows if `decode` needs them
   rows: Callable[[TaskInfo, Any, Tokenizer], tuple[list[Feature], list | None]]
+  seen: Callable[[TaskInfo, Any, Tokenizer], list[Seen]]
+  kept: Callable[[TaskInfo, Sequence[int]], Sequence[int]]  # tokens of a `Seen`'s texts -> not cut
   # (info, examples, windows, outputs of `loop.make_predictor`) -> predictions
   decode: Callable[[TaskInfo, Any, list | None, dict], Any]
   scores: Callable[[TaskInfo, Any, Any], np.ndarray]  # (…, predictions) -> [n, m] float64
@@ -101,8 +112,13 @@ class TaskKind(NamedTuple):
   class_names: Callable[[TaskInfo], tuple[str, ...]] = lambda info: info.labels  # of the head
   # names of tasks; None allows any single name
   known_names: Callable[[ConfigDict], tuple[str, ...] | None] = lambda config: None
-  # the factor from the head's output to the label, see `LabelType`; None for labels without numbers
-  unit: Callable[[TaskInfo], float | None] = lambda info: None
+  # from the head's output to the label, see `LabelType`; None for labels without numbers
+  unit: Callable[[TaskInfo], tuple[float, float] | None] = lambda info: None
+  # (…, `TaskData.train`, example scores) -> errors in the unit of the labels, None without numbers
+  errors: Callable[[TaskInfo, Sequence[Feature], np.ndarray], dict[str, float] | None] = (
+    lambda info, train, scores: None
+  )
+  limit: str = "data.max_length"  # the field that sets `kept`
   # example scores -> the metrics of always predicting the most frequent class or the mean; None if
   # the kind of task has no such baseline
   majority: Callable[[TaskInfo, np.ndarray], dict[str, float] | None] = lambda info, scores: None

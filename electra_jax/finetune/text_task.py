@@ -17,7 +17,15 @@ from electra_jax.finetune.files import TaskError, write_rows
 from electra_jax.finetune.glue_files import Example
 from electra_jax.finetune.labels import TextTask
 from electra_jax.finetune.metrics import METRICS
-from electra_jax.finetune.task_data import EvalSplit, Part, Predictor, TaskData, TaskInfo, TaskKind
+from electra_jax.finetune.task_data import (
+  EvalSplit,
+  Part,
+  Predictor,
+  Seen,
+  TaskData,
+  TaskInfo,
+  TaskKind,
+)
 
 
 def doubled(examples: Sequence[Example]) -> list[Example]:
@@ -33,11 +41,11 @@ def doubled(examples: Sequence[Example]) -> list[Example]:
 
 def features(
   task: TextTask, examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int
-) -> tuple[list[Feature], int]:
-  """Returns [CLS] text [SEP] or [CLS] text [SEP] pair [SEP] per example, and the number truncated.
+) -> list[Feature]:
+  """Returns [CLS] text [SEP] or [CLS] text [SEP] pair [SEP] per example.
 
   Texts are truncated at the end, the longer text of a pair first, as in the original. The target
-  "label" is an int32 class, or a float32 label divided by the scale; hidden labels have no target.
+  "label" is an int32 class, or a number in the unit of the head; hidden labels have no target.
 
   Raises:
     TaskError: max_length is below 5, which leaves no token of a text.
@@ -48,16 +56,16 @@ def features(
   firsts = tokenizer.encode_batch([example.text for example in examples])
   paired = task.pair is not None
   seconds = tokenizer.encode_batch([e.pair for e in examples]) if paired else [[]] * len(examples)
-  found, cut = [], 0
+  found = []
   for example, first, second in zip(examples, firsts, seconds, strict=True):
     a, b = _cut(len(first), len(second), max_length - (3 if paired else 2))
-    cut += a + b < len(first) + len(second)
     ids = [cls, *first[:a], sep, *((*second[:b], sep) if paired else ())]
     target = {}
     if example.label is not None:
-      target["label"] = np.asarray(example.label / task.scale, task.label_type.dtype)
+      label = (example.label - task.offset) / task.scale
+      target["label"] = np.asarray(label, task.label_type.dtype)
     found.append(Feature(np.array(ids, np.int32), a + 2, target))
-  return found, cut
+  return found
 
 
 def _cut(first: int, second: int, room: int) -> tuple[int, int]:
@@ -180,12 +188,13 @@ def _parts(config: ConfigDict, task: TextTask) -> dict[str, Part]:
 def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: int) -> TaskData:
   d, task = config.data, _configured_task(config, name)
   parts = _parts(config, task)
-  task = glue_files.complete(task, parts["train"].file, data_dir=d.tfds_dir)
+  file, holds = parts["train"]
+  task = glue_files.complete(task, file, data_dir=d.tfds_dir, holds=holds)
   notes: list[str] = []
 
   def read(split: str, most: int | None = None) -> list[Example]:
     file, holds = parts[split]
-    every, bad = glue_files.read(task, file, split, data_dir=d.tfds_dir, holds=holds)
+    every, bad, unlabelled = glue_files.read(task, file, split, data_dir=d.tfds_dir, holds=holds)
     examples = subset(every, most)
     labels = [e.label for e in examples if e.label is not None]
     summary = task.label_type.summary(task, labels) if labels else ", no labels"
@@ -195,19 +204,19 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
     notes.append(f"{split}: {count} examples{summary}")
     if bad:
       notes.append(f"{split}: {len(bad)} rows left out: {'; '.join(bad[:3])}")
+    if unlabelled:
+      what = "hidden labels" if split in task.submission else "rows without a label left out"
+      notes.append(f"{split}: {unlabelled} {what} (-1)")
     return examples
 
-  def rows(split: str, examples: list[Example]) -> list[Feature]:
-    made, cut = features(task, examples, tokenizer, max_length=max_length)
-    if cut:
-      notes.append(f"{split}: {100 * cut / len(examples):.1f} % truncated to {max_length} tokens")
-    return made
+  def rows(examples: list[Example]) -> list[Feature]:
+    return features(task, examples, tokenizer, max_length=max_length)
 
   def eval_split(split: str) -> EvalSplit:
     examples = read(split)
     return EvalSplit(
       examples,
-      [row._replace(target={}) for row in rows(split, examples)],
+      [row._replace(target={}) for row in rows(examples)],
       None,
       all(example.label is not None for example in examples),
       task_data.digest((e.text, e.pair, e.label) for e in examples),
@@ -215,21 +224,47 @@ def _prepare(config: ConfigDict, name: str, tokenizer: Tokenizer, max_length: in
     )
 
   train = read("train", config.data.train_examples)
-  train = rows("train", doubled(train) if task.doubled else train)
+  train_rows = rows(doubled(train) if task.doubled else train)
   splits = {split: eval_split(split) for split in task.dev_splits}
   for split in filter(parts.__contains__, task.submission):
     try:
       splits[split] = eval_split(split)
-    except glue_files.MissingSplit as error:
-      notes.append(f"{split}: not predicted, {error}")
+    except glue_files.MissingSplit:
+      notes.append(f"{split}: not predicted, no file {split}.*")
   arguments = {**task.label_type.head_arguments(task), "layers": config.model.head}
   head = HeadSpec(task.label_type.head, arguments)
   info = TaskInfo("text", name, head, max_length, text=task)
-  return TaskData(info, task.title, task.epochs, train, splits, notes)
+  return TaskData(info, task.title, task.epochs, train_rows, splits, notes, train)
 
 
 def _rows(info: TaskInfo, examples: list[Example], tokenizer: Tokenizer) -> tuple:
-  return features(info.text, examples, tokenizer, max_length=info.max_length)[0], None
+  return features(info.text, examples, tokenizer, max_length=info.max_length), None
+
+
+def _seen(info: TaskInfo, examples: list[Example], tokenizer: Tokenizer) -> list[Seen]:
+  task = info.text
+  named = {} if task.labels is None else dict(enumerate(task.labels))
+  return [
+    Seen((e.text,) if e.pair is None else (e.text, e.pair), str(named.get(e.label, e.label)))
+    for e in examples
+  ]
+
+
+def _kept(info: TaskInfo, lengths: Sequence[int]) -> Sequence[int]:
+  first, second = (*lengths, 0)[:2]
+  return _cut(first, second, info.max_length - 1 - len(lengths))[: len(lengths)]
+
+
+def _errors(
+  info: TaskInfo, train: Sequence[Feature], scores: np.ndarray
+) -> dict[str, float] | None:
+  """Returns the RMSE of the predictions, and of the mean of the training labels, if any."""
+  if (unit := info.text.label_type.unit(info.text)) is None:
+    return None
+  mean = unit[0] * float(np.mean([row.target["label"] for row in train])) + unit[1]
+  labels, predictions = scores.T
+  pairs = {"rmse": predictions, "rmse_of_mean": mean}
+  return {name: float(np.sqrt(np.mean((labels - x) ** 2))) for name, x in pairs.items()}
 
 
 def _main_metric(info: TaskInfo) -> task_data.Metrics:
@@ -269,7 +304,10 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
     for index, (cells, answer) in enumerate(zip(copied, answers, strict=True))
   ]
   if out.suffix == ".tsv":
-    write_rows(out, [names, *(map(_cell, names, row) for row in rows)])
+    digits = predictor.info.text.digits
+    write_rows(
+      out, [names, *((_cell(*x, digits) for x in zip(names, row, strict=True)) for row in rows)]
+    )
   else:
     # A lone surrogate is valid in JSON but not in UTF-8: escape it as in JSON.
     with open(out, "w", encoding="utf-8", errors="backslashreplace", newline="") as written:
@@ -279,10 +317,10 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
   return len(rows)
 
 
-def _cell(name: str, value: object) -> str:
+def _cell(name: str, value: object, digits: int) -> str:
   """Returns the cell of a value in a TSV; values other than texts are JSON."""
   if name in ("prediction", "probability") and isinstance(value, float):
-    return f"{value:.6g}"
+    return f"{value:.{digits}g}"
   return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -302,6 +340,9 @@ KIND = TaskKind(
   level="text",
   class_names=lambda info: tuple(info.text.labels or (info.text.label_type.output,)),
   fields=("own", "data.dir", "data.tfds_dir", "model.head", *task_data.SPLIT_FIELDS),
+  seen=_seen,
+  kept=_kept,
   unit=lambda info: info.text.label_type.unit(info.text),
+  errors=_errors,
   majority=lambda info, scores: majority(info.text, scores),
 )

@@ -51,6 +51,11 @@ def run_task(
     predictions = {name: predict(weights, split) for name, split in task.splits.items()}
   with doing(f"{task.title}: writing", console):
     rows, scores = score_seeds(task, settings.seeds, predictions)
+    for row in rows:
+      if "errors" in row:
+        shown = "RMSE {rmse:.4g}; always the training mean: {rmse_of_mean:.4g}"
+        line = f"{row['split']}, seed {row['seed']}: {shown.format(**row['errors'])}"
+        console.print(f"{task.title}: {line}")
     fold = {} if config.own.fold is None else {"fold": config.own.fold}
     rows = [row | fold | steps[row["seed"]] for row in rows]
     best = choose(rows)
@@ -174,6 +179,7 @@ def score_seeds(task: TaskData, seeds: tuple[int, ...], predictions: dict) -> tu
         "collapsed": bool(kind.collapsed(info, of_seed)),
         "majority": majority,
       }
+      | ({"errors": errors} if (errors := kind.errors(info, task.train, of_seed)) else {})
       for seed, of_seed in zip(seeds, scores[name], strict=True)
     ]
   return rows, scores
