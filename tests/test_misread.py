@@ -97,6 +97,15 @@ def test_bytes_that_are_not_utf8_are_named_with_line_and_likely_kind(tmp_path, n
   assert "\n" not in str(error.value) and str(path) in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.json"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
+  path = put(
+    tmp_path, name, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
+  )
+  with pytest.raises(TaskError, match=f"{name}: a pointer of Git LFS: run git lfs pull"):
+    list(files.read_rows(path))
+
+
 # Labels.
 
 
@@ -160,7 +169,7 @@ def test_a_row_that_is_none_has_its_reason(tmp_path, row, why):
 
 def test_a_file_without_any_label_names_the_first_rows_fault(tmp_path):
   path = put(tmp_path, "a.json", json.dumps({"text": {"0": "a"}, "label": {"0": 1}}))
-  with pytest.raises(TaskError, match="a.json:1: 'text' is not a text .1 of 1 rows"):
+  with pytest.raises(TaskError, match="a.json:1: 'text' is not a text .no row has a label"):
     read_own(path)
 
 
@@ -196,6 +205,15 @@ def test_a_bad_row_is_of_one_split(tmp_path):
     for f in (lambda text: text == "one", lambda text: True)
   ]
   assert counts == [0, 1]
+
+
+def test_the_index_of_pandas_is_no_text_of_a_pair(tmp_path):
+  table = put(tmp_path, "a.csv", ",a,b\n0,the,cat\n")
+  assert sentence_pairs.read(str(table), "train").texts == ["the", "cat"]
+  with pytest.raises(
+    TaskError, match="note:1: not a JSON object .* end its name in one of .tsv, .csv"
+  ):
+    list(files.read_rows(put(tmp_path, "note", "text\n")))
 
 
 # Numbers.
@@ -414,24 +432,3 @@ def test_other_json_is_one_line(tmp_path, data):
   with pytest.raises(TaskError, match="a.json") as error:
     squad_files.read(put(tmp_path, "a.json", data))
   assert "\n" not in str(error.value)
-
-
-# Splits in a folder.
-
-
-@pytest.mark.parametrize(
-  ("name", "split"),
-  [
-    ("validation.json", "dev"),
-    ("validation-00000-of-00001.parquet", "dev"),
-    ("Val.CSV", "dev"),
-    ("test.txt", "test"),
-    ("test-00000-of-00001.jsonl.gz", "test"),
-  ],
-)
-def test_the_files_of_a_folder_have_the_names_of_datasets(tmp_path, name, split):
-  put(tmp_path, "train.csv", "text,label\na,x\nb,y\n")
-  put(tmp_path, name, "")
-  assert glue_files.find_split(own(), tmp_path, split).name == name
-  put(tmp_path, "dev.txt", "")  # lines have no label
-  assert glue_files.find_split(own(), tmp_path, split).name == name

@@ -129,6 +129,24 @@ def test_the_dev_split_has_any_of_its_names_and_only_one(tmp_path, name):
   assert found.name == "validation_matched.tsv"
 
 
+@pytest.mark.parametrize(
+  ("name", "split"),
+  [
+    ("validation.json", "dev"),
+    ("validation-00000-of-00001.parquet", "dev"),
+    ("Val.CSV", "dev"),
+    ("test.txt", "test"),
+    ("test-00000-of-00001.jsonl.gz", "test"),
+  ],
+)
+def test_the_files_of_a_folder_have_the_names_of_datasets(tmp_path, name, split):
+  task = tasks.own("mine", text="text", label="label")
+  (tmp_path / name).touch()
+  assert glue_files.find_split(task, tmp_path, split).name == name
+  (tmp_path / "dev.txt").touch()  # lines have no label
+  assert glue_files.find_split(task, tmp_path, split).name == name
+
+
 def config_of(kind: str, **fields):
   own = {name.replace("__", "."): value for name, value in fields.items()}
   config = make_config(kind, "x", "nowhere")

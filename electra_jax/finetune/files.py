@@ -41,12 +41,15 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     with io.BytesIO(storage.read(os.fspath(path))) if is_remote else open(path, "rb") as file:
       raw = io.BufferedReader(file)
       name = ".gz" if raw.peek(2)[:2] == b"\x1f\x8b" else name
-      return compressed.read_whole(raw, name)
+      data = compressed.read_whole(raw, name)
   except FileNotFoundError:
     raise TaskError(f"{path}: no such file") from None
   except (OSError, EOFError, MemoryError) as error:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     raise TaskError(f"{path}: cannot be read ({reason})") from None
+  if data.startswith(b"version https://git-lfs"):
+    raise TaskError(f"{path}: a pointer of Git LFS: run git lfs pull")
+  return data
 
 
 def read_text(path: str | os.PathLike) -> str:
@@ -208,7 +211,8 @@ def _json(path: str | os.PathLike, **_) -> Rows:
       rows = [(f"{path}:{number}", row) for number, row in enumerate(whole, 1)]
   columns = next(((place, list(row)) for place, row in rows if isinstance(row, dict)), None)
   if columns is None:
-    raise TaskError(f"{rows[0][0]}: not a JSON object ({len(rows)} of {len(rows)} rows)")
+    hint = "" if form_of(path) in FORMS else f": end its name in one of {', '.join(FORMS)}"
+    raise TaskError(f"{rows[0][0]}: not a JSON object ({len(rows)} of {len(rows)} rows){hint}")
   yield columns
   yield from ((place, x if isinstance(x, dict) else "not a JSON object") for place, x in rows)
 

@@ -228,12 +228,15 @@ def complete(
   """
   if task.is_complete:
     return task
-  every = list(_cells(task, _rows(task, source, "train", data_dir), "train"))
-  rows = [row for row in every if row.label]
-  if every and not rows:
-    raise TaskError(f"{every[0].where}: {every[0].fault} ({len(every)} of {len(every)} rows)")
-  trained = [row.label for row in rows if holds(row.text or "")]
-  labels = [row.label for row in rows]
+  labels, trained, fault = [], [], None
+  for row in _cells(task, _rows(task, source, "train", data_dir), "train"):
+    if row.label:
+      labels.append(row.label)
+      trained += [row.label] if holds(row.text or "") else []
+    else:
+      fault = fault or f"{row.where}: {row.fault} (no row has a label)"
+  if fault and not labels:
+    raise TaskError(fault)
   found = task.label_type.complete(labels, trained, f"{task.title}: {source}")
   return dataclasses.replace(task, **found)
 

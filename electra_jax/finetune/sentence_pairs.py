@@ -17,6 +17,7 @@ from electra_jax.finetune.files import TaskError
 from electra_jax.finetune.labels import number
 from electra_jax.finetune.task_data import EvalSplit, Predictor, Seen, TaskData, TaskInfo, TaskKind
 
+NUMBERS = ("", "unnamed: 0", "id", "idx", "index")  # columns that are not texts, as pandas' index
 _WANTED = {
   "train": "an anchor, its positive and optional negatives",
   "dev": "two texts and an optional score",
@@ -44,7 +45,7 @@ def read(
   Args:
     role: "train" for an anchor, a positive and negatives, which may be empty; "dev" for two texts
       to compare and optionally a third column with their score.
-    named: comma-separated columns; None for all columns of the file, in order.
+    named: comma-separated columns; None for all columns of the file but NUMBERS, in order.
     most: maximum number of rows.
     holds: whether to read a row with this first text.
 
@@ -53,7 +54,7 @@ def read(
   """
   lines = files.read_rows(path)
   where, found = next(lines)
-  columns = [name.strip() for name in named.split(",")] if named else found
+  columns = [name.strip() for name in named.split(",")] if named else _text_columns(found)
   files.check_columns(where, found, columns)
   if len(columns) < 2 or (columns[3:] if role == "dev" else {"score", "label"} & set(columns)):
     raise TaskError(
@@ -85,6 +86,10 @@ def read(
   notes = [f"{amount} rows of {', '.join(columns)}"]
   notes += [f"{len(bad)} rows left out: {'; '.join(bad[:3])}"] if bad else []
   return Pairs([*numbers], indexed, gold if scored else None, notes)
+
+
+def _text_columns(found: Sequence[str]) -> list[str]:
+  return [name for name in found if name.lower() not in NUMBERS]
 
 
 def _cells(row: dict | str, names: Sequence[str]) -> tuple[list[str], str | None]:
@@ -224,7 +229,7 @@ def _predict_file(predictor: Predictor, file: Path, out: Path, columns: Sequence
     raise ValueError(f"{out}: the name of a file of embeddings must end in .npy")
   rows = files.read_rows(file)
   where, found = next(rows)
-  names = list(columns) or found[:1]
+  names = list(columns) or _text_columns(found)[:1]
   if len(found) > len(names) == 1 and not columns:
     warnings.warn(f"embedding the column {names[0]!r}: --columns chooses another", stacklevel=1)
   if len(names) > 1:
