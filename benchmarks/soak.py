@@ -177,7 +177,7 @@ def look(process: psutil.Process) -> dict[str, float]:
 
 def run(work: Work, log: Path) -> dict:
   """Runs a program and returns its row."""
-  with log.open("w") as file:
+  with log.open("w", encoding="utf-8") as file:
     process = psutil.Popen(work.command, cwd=machine.ROOT, stdout=file, stderr=subprocess.STDOUT)
   began, seen, stopped = time.monotonic(), [], False
   while process.poll() is None:
@@ -222,7 +222,7 @@ def main(
   row = {"part": part, **run(PARTS[part](place, scale), log)}
   shutil.rmtree(place)
   if rows:
-    with Path(rows).open("a") as file:
+    with Path(rows).open("a", encoding="utf-8") as file:
       file.write(json.dumps(row) + "\n")
   return row if row["exit"] in (0, harness.STOPPED) else row | {"wrong": log.read_text()[-2000:]}
 
