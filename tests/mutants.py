@@ -5,7 +5,7 @@
 The lines are in tests/mutants.txt. Runs the tests beside each line in a copy of the tree, writes a
 line of JSON for each to FILE (default build/mutants.jsonl), and prints the share that a test has
 killed and the survivors. Started again it continues: it repeats survivors, and keeps what was
-killed until FILE is deleted. Exits with 1 below 95 %. TEXT takes only mutants that contain it.
+killed until FILE is deleted. Exits with 1 below 95 %. TEXT takes those that match an expression.
 """
 
 import argparse
@@ -148,7 +148,7 @@ def main() -> int:
   parser.add_argument("text", nargs="?", default="")
   args = parser.parse_args()
   index, count = map(int, args.part.split("/"))
-  mine = [x for x in read()[index::count] if args.text in f"{x.file} {x.old}"]
+  mine = [x for x in read()[index::count] if re.search(args.text, f"{x.file} {x.old}")]
   args.out.parent.mkdir(parents=True, exist_ok=True)
   rows = [json.loads(x) for x in args.out.read_text().splitlines()] if args.out.exists() else []
   dead = {tuple(row["mutant"]) for row in rows if row["killed_by"]}
