@@ -16,7 +16,7 @@ from electra_jax.commands import cli
 from electra_jax.config import compare, files, specs, validate
 from electra_jax.core.params import named
 from electra_jax.core.transformer_config import TransformerConfig
-from electra_jax.data import build, chunks, pretrain_batches, shards, sources
+from electra_jax.data import build, chunks, examples, pretrain_batches, shards, sources
 from electra_jax.data.sources import SourceStats, TextChunk
 from electra_jax.export import card
 from electra_jax.interop import huggingface, initial, modernbert
@@ -259,3 +259,11 @@ def test_a_network_to_fine_tune_is_named_once():
   given = ["--config=finetune/own.py", "--workdir=x", "--model=run", "--config.init=another"]
   with pytest.raises(cli.UsageError, match="give only one"):
     cli.call("finetune", given)
+
+
+def test_a_short_document_that_fits_fills_the_end_of_a_record():
+  spec = examples.ExampleSpec(32, "packed", False, 0.0, 0, 0.0, 0.0, 101, 102, 0)
+  dtype = examples.record_dtype(32, 999, starts=True)
+  stream = examples.stream([[[7] * 22], [[8] * 4]], spec, dtype)  # with its marks it has 6 of 8
+  (record,), _ = examples.pack(stream, spec, dtype, last=True)
+  assert record["length"] == 24 + 6
