@@ -19,6 +19,7 @@ from electra_jax.config import files
 from electra_jax.data import build, chunks, duplicates, pool, shards, sources, tokenizer, vocabulary
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.data.shards import DataError
+from electra_jax.runtime.workdir import new_folder
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz") + [f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"]
 
@@ -345,8 +346,10 @@ def test_a_disk_that_is_full_from_the_first_part_on_is_named(tmp_path):
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
   assert caught.value.filename == str(tmp_path / "shards" / ".building")
-  full = files.one_line(OSError(errno.ENOSPC, "No space left on device", "/a/b"))
-  assert full.startswith("No space left on device: /a/b: free space or choose another disk")
+  with pytest.raises(OSError) as caught, new_folder(tmp_path / "out"):  # of every other program
+    raise OSError(errno.ENOSPC, "No space left on device")
+  line = files.one_line(caught.value)
+  assert line.startswith(f"No space left on device: {tmp_path}/out: free space or choose another")
 
 
 def test_the_command_builds_and_reuses(tmp_path):

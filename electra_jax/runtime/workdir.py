@@ -165,7 +165,8 @@ def new_folder(out: Path, needed: int = 0) -> Iterator[Path]:
     with naming(out):
       draft = stack.enter_context(temporary(out, folder=True))
     mode = draft.stat().st_mode
-    yield draft
+    with naming(out, keep=True):
+      yield draft
     for path in draft.rglob("*"):
       path.chmod(mode if path.is_dir() else mode & 0o666)
     with naming(out):
