@@ -289,13 +289,11 @@ def _decoded(data: bytes) -> str | None:
 
 def _place(stats: SourceStats) -> str:
   """Returns the place of the document that is being read, which is not text."""
-  number = f"document {stats.seen - stats.before + 1:,}"
+  number = f"document {stats.seen - stats.before + 1:,} is not UTF-8"
   if stats.file is None:
     return number
   tables = stats.source.kind in OF_FIELDS
-  return (
-    "" if tables else first_bad_byte(stats.file)
-  ) or f"{stats.file.url}: {number} is not UTF-8"
+  return ("" if tables else first_bad_byte(stats.file)) or f"{stats.file.url}: {number}"
 
 
 def _file_lines(
