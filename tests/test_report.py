@@ -425,6 +425,7 @@ def test_the_verdict_is_that_of_the_page_and_of_the_terminal(run, line, word):
   assert run.baselines.shown("mlm_loss", found) == f"{0.85 * run.baselines.entropy:.4f} nats"
   (text,) = [x for x in judged.sentences if "mlm loss" in x]
   assert f"the unigram entropy with copies {level[1]:.2f}." in text
+  assert ("above the" in text) == (line.get("mlm_loss", 0.5) >= 0.85)
 
 
 def test_targets_that_are_all_hidden_cannot_be_copied(run):
