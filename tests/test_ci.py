@@ -1,4 +1,4 @@
-"""What runs before a change lands fails where a part does not install, and says what it did."""
+"""What runs before a change lands fails where it breaks its promise, and says what it did."""
 
 import os
 import shutil
