@@ -113,6 +113,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # Strip accents, which also strips vowels of Hindi and tones of Vietnamese. Not set: False for a
   # trained vocabulary; for a vocab.txt the value of lowercase, as in BERT
   d.strip_accents = placeholder(bool)
+  # Compose characters (NFC): e and a combining accent are read as é. Not set: True for a trained
+  # vocabulary; for a file as in the manifest beside it, else False
+  d.nfc = placeholder(bool)
   d.seq_length = 512  # tokens of an example L, including special ones (Table 6; small: 128)
   # segments: the paper's two-segment examples; packed: several documents in a row, attention stays
   # inside each

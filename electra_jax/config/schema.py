@@ -231,6 +231,7 @@ PRETRAINING = {
   "data.lowercase": Row(builds=SHARDS),
   # A manifest without this field strips accents if the vocabulary lower-cases (`Vocab.from_json`).
   "data.strip_accents": Row(builds=SHARDS, earlier=None),
+  "data.nfc": Row(builds=SHARDS, earlier=None),
   "data.seq_length": Row(ABOVE_0, builds=SHARDS),
   "data.examples": Row(choices=("segments", "packed"), builds=EXAMPLES),
   "data.split_lines": Row(builds=SEGMENTS),

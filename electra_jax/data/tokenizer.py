@@ -6,15 +6,20 @@ document is encoded as punctuation and a word.
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from electra_jax.data.characters import Losses, checked, compose, moved, trimmed
 
 # Names of the five tokens that pretraining needs, BERT's first.
 SPECIAL_NAMES = {
@@ -30,6 +35,7 @@ UNKNOWN = "\U00010380"  # an Ugaritic letter, which hardly any vocabulary has
 MAX_WORD_CHARS = 100  # as in Hugging Face's BERT; 200 in the original
 CACHE_ENTRIES = 1 << 16  # units with cached ids, about 10 MB
 CACHE_CHARS = 40  # of the longest cached unit
+SPARE_IDS = 1024  # that a file's numbering may leave out beside as many ids as it has entries
 # A unit: one ASCII punctuation character, or a run of other characters except spaces.
 _UNITS = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
 
@@ -61,6 +67,7 @@ class Vocab:
   sep: int
   mask: int
   special_ids: tuple[int, ...]
+  nfc: bool = False  # whether text is composed (NFC) before the rules of the file
 
   @classmethod
   def from_json(cls, content: Mapping) -> "Vocab":
@@ -84,11 +91,15 @@ class Vocab:
 
 
 def load(
-  path: str | os.PathLike, lowercase: bool = True, strip_accents: bool | None = None
+  path: str | os.PathLike,
+  lowercase: bool = True,
+  strip_accents: bool | None = None,
+  nfc: bool = False,
 ) -> "Tokenizer":
   """Loads the tokenizer of a vocab.txt, a tokenizer.json or a SentencePiece .model.
 
-  `lowercase` and `strip_accents` (None: as `lowercase`, BERT's rule) apply to a vocab.txt only.
+  `lowercase` and `strip_accents` (None: as `lowercase`, BERT's rule) apply to a vocab.txt only;
+  `nfc`, whether to compose text first, to all but a tokenizer.json, which says so itself.
 
   Raises:
     VocabError: the file cannot be read, has another format, or lacks a special token.
@@ -97,46 +108,93 @@ def load(
   if not path.is_file():
     raise VocabError(f"{path}: no such vocabulary file")
   if path.suffix == ".txt":
-    return _load_pieces(path, lowercase, lowercase if strip_accents is None else strip_accents)
+    strips = lowercase if strip_accents is None else strip_accents
+    return _load_pieces(path, lowercase, strips, nfc)
   if path.suffix == ".json":
     return _load_json(path)
   if path.suffix == ".model":
-    return SentencePiece(path)
+    return SentencePiece(path, nfc)
   raise VocabError(f"{path}: the vocabulary must be a .txt, .json or .model file")
 
 
 def load_from(folder: str | os.PathLike, vocab: Vocab) -> "Tokenizer":
   """Loads the tokenizer in a folder of shards; raises VocabError if it does not match `vocab`."""
-  tokenizer = load(Path(folder) / vocab.file, bool(vocab.lowercase), vocab.strip_accents)
+  path = Path(folder) / vocab.file
+  tokenizer = load(path, bool(vocab.lowercase), vocab.strip_accents, vocab.nfc)
   if tokenizer.vocab != vocab:
     raise VocabError(
-      f"{Path(folder) / vocab.file}: SHA-256 {tokenizer.vocab.hash[:12]}, {tokenizer.vocab.size} "
+      f"{path}: SHA-256 {tokenizer.vocab.hash[:12]}, {tokenizer.vocab.size} "
       f"entries, but the shards were built with {vocab.hash[:12]}, {vocab.size} entries"
     )
   return tokenizer
 
 
 class Tokenizer(abc.ABC):
-  """Encodes text to ids and decodes ids; `vocab` holds the metadata."""
+  """Encodes text (ValueError for a lone surrogate) and decodes ids; `vocab` is the metadata."""
 
   vocab: Vocab
   path: Path
+  longest_word: float = math.inf  # characters; a longer word is unknown
+  switched_off: Sequence[str] = ()  # settings of the file that would cut text or draw at random
+  _composes: bool = False  # whether text is composed (NFC) before it is encoded
+  _counts: bool = False
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Returns the ids of each text, without special tokens."""
-    special, found = set(self.vocab.special_ids), self._encode(texts)
-    return [
-      ids if special.isdisjoint(ids) else self._cut(text)[0]
-      for text, ids in zip(texts, found, strict=True)
-    ]
+    if self._composes:
+      texts = list(map(compose, texts))
+    found = checked(self._encode, texts)
+    for i in self._named(texts, found, self._suspects):
+      found[i] = self._cut(texts[i])[0]
+    return found
 
   def encode_offsets(self, texts: Sequence[str]) -> list[Spans]:
     """Returns the ids of each text and their character spans [start, end), without outer spaces."""
-    special, found = set(self.vocab.special_ids), self._encode_offsets(texts)
+    given = texts
+    if self._composes:
+      texts = list(map(compose, texts))
+    found = checked(self._encode_offsets, texts)
+    for i in self._named(texts, [ids for ids, _ in found], Tokenizer._suspects):
+      found[i] = self._cut(texts[i])
     return [
-      spans if special.isdisjoint(spans[0]) else self._cut(text)
-      for text, spans in zip(texts, found, strict=True)
+      spans if text == before else (spans[0], moved(spans[1], before))
+      for text, before, spans in zip(texts, given, found, strict=True)
     ]
+
+  def _named(self, texts: Sequence[str], found: Sequence, suspects: Callable) -> list[int]:
+    """Returns the indices of texts with special ids; counts the texts while `counting`."""
+    special = set(self.vocab.special_ids)
+    watched = special | {self.vocab.unk}
+    places = [i for i, ids in enumerate(found) if not watched.isdisjoint(ids)]
+    if self._counts:
+      self._counts = False  # the words below are encoded, too
+      self._losses.add(texts, suspects(texts[i] for i in places))
+      self._counts = True
+    return [i for i in places if not special.isdisjoint(found[i])]
+
+  @functools.cached_property
+  def _losses(self) -> Losses:
+    return Losses(self)
+
+  @contextlib.contextmanager
+  def counting(self) -> Iterator[Counter[str]]:
+    """Yields the counts of characters and unknown ones (`Losses`) of texts encoded meanwhile."""
+    self._losses.counts = counts = Counter()
+    self._counts = True
+    try:
+      yield counts
+    finally:
+      self._counts = False
+
+  @staticmethod
+  def _suspects(texts: Iterable[str]) -> Iterator[str]:
+    """Yields the words of texts, just encoded, that may have unknown tokens."""
+    return itertools.chain.from_iterable(map(str.split, texts))
+
+  def unknown_sizes(self, words: Sequence[str]) -> list[list[int]]:
+    """Returns the number of characters of each unknown token of each word."""
+    unk, found = self.vocab.unk, self.encode_offsets(words)
+    return [[b - a for i, (a, b) in zip(*spans, strict=True) if i == unk] for spans in found]
 
   @functools.cached_property
   def keeps_spaces(self) -> bool:
@@ -196,18 +254,31 @@ class HuggingFace(Tokenizer):
   def __init__(self, path: Path, engine, kind: str, special_ids: Iterable[int] = (), **rules):
     self.path, self._engine = path, engine
     self._cache: dict[str, tuple[int, ...]] = {}
+    self._unknown: set[str] = set()  # units with unknown tokens
     # Under BERT's rules, units can be encoded one by one: the normaliser works on single
-    # characters, the pre-tokenizer always splits at a space and around punctuation, and the model
-    # (unlike BPE, which may drop a word) gives each word an id.
+    # characters (NFC: of composed text), the pre-tokenizer always splits at a space and around
+    # punctuation, and the model (unlike BPE, which may drop a word) gives each word an id.
     added = engine.get_added_tokens_decoder().values()
+    several = type(engine.normalizer).__name__ == "Sequence"
+    steps = engine.normalizer if several else [engine.normalizer]
+    normalizers = [type(step).__name__ for step in steps]
     self._by_word = (
       type(engine.model).__name__ == "WordPiece"
       and type(engine.pre_tokenizer).__name__ == "BertPreTokenizer"
-      and type(engine.normalizer).__name__ == "BertNormalizer"
+      and normalizers in (["BertNormalizer"], ["NFC", "BertNormalizer"])
       and all(token.special for token in added)  # others may contain spaces
     )
     ids = engine.get_vocab(with_added_tokens=True)
-    self.vocab = _vocab(path, kind, max(ids.values()) + 1, ids.get, special_ids, **rules)
+    last = max(ids, key=ids.get, default="")
+    if (size := ids.get(last, -1) + 1) > 2 * len(ids) + SPARE_IDS:
+      raise VocabError(
+        f"{path}: {last!r:.40} has id {size - 1}, but the file has {len(ids)} entries:"
+        " number them from 0"
+      )
+    self.vocab = _vocab(path, kind, size, ids.get, special_ids, **rules)
+    # NFC composes "<" and U+0338, which are two units.
+    self._composes = self.vocab.nfc or (self._by_word and normalizers[0] == "NFC")
+    self.longest_word = getattr(engine.model, "max_input_chars_per_word", math.inf)
 
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
     if not self._by_word:
@@ -215,15 +286,24 @@ class HuggingFace(Tokenizer):
     cache = self._cache  # most words repeat: the cache makes encoding three times faster
     if len(cache) > CACHE_ENTRIES:
       cache.clear()
+      self._unknown.clear()
+    self._unknown -= {unit for unit in self._unknown if len(unit) > CACHE_CHARS}
     split = list(map(_UNITS.findall, texts))
     flatten = itertools.chain.from_iterable
     new = sorted(set(flatten(split)).difference(cache))
     cache.update(zip(new, map(tuple, self._encode_texts(new)), strict=True))
+    self._unknown.update(unit for unit in new if self.vocab.unk in cache[unit])
     result = [list(flatten(map(cache.__getitem__, units))) for units in split]
     for unit in new:
       if len(unit) > CACHE_CHARS:
         del cache[unit]
     return result
+
+  def _suspects(self, texts: Iterable[str]) -> Iterator[str]:
+    if not self._by_word:
+      return super()._suspects(texts)
+    units = itertools.chain.from_iterable(map(_UNITS.findall, texts))
+    return filter(self._unknown.__contains__, units)
 
   def _encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
     encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -233,7 +313,7 @@ class HuggingFace(Tokenizer):
     found = self._engine.encode_batch(list(texts), add_special_tokens=False)
     if self._by_word:  # no token contains a space
       return [(e.ids, e.offsets) for e in found]
-    return [(e.ids, _trimmed(text, e.offsets)) for text, e in zip(texts, found, strict=True)]
+    return [(e.ids, trimmed(text, e.offsets)) for text, e in zip(texts, found, strict=True)]
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._engine.decode(list(ids), skip_special_tokens=False)
@@ -258,12 +338,12 @@ def read_pieces(path: Path) -> list[str]:
   return pieces
 
 
-def _load_pieces(path: Path, lowercase: bool, strip_accents: bool) -> HuggingFace:
+def _load_pieces(path: Path, lowercase: bool, strip_accents: bool, nfc: bool) -> HuggingFace:
   """Loads BERT's tokenizer from a vocab.txt: one piece per line, with the line number as id."""
   ids = {piece: i for i, piece in enumerate(read_pieces(path))}
   unk = next((name for name in SPECIAL_NAMES["unk"] if name in ids), "[UNK]")
-  engine = bert_engine(ids, unk, lowercase, strip_accents)
-  return HuggingFace(path, engine, "wordpiece", lowercase=lowercase, strip_accents=strip_accents)
+  rules = {"lowercase": lowercase, "strip_accents": strip_accents, "nfc": nfc}
+  return HuggingFace(path, bert_engine(ids, unk, **rules), "wordpiece", **rules)
 
 
 def _load_json(path: Path) -> HuggingFace:
@@ -274,6 +354,12 @@ def _load_json(path: Path) -> HuggingFace:
     engine = Engine.from_file(str(path))
   except Exception as error:  # the library raises plain Exception
     raise VocabError(f"{path}: not a tokenizer.json ({first_line(error)})") from None
+  dropout, cut = getattr(engine.model, "dropout", None), engine.truncation
+  off = [f"BPE dropout {dropout:g}"] if dropout else []
+  off += [f"truncation to {cut['max_length']} tokens"] if cut else []
+  off += ["padding"] if engine.padding else []
+  if dropout is not None:
+    engine.model.dropout = None
   engine.no_padding()
   engine.no_truncation()
   engine.encode_special_tokens = True  # a special token's name in a text is plain text
@@ -282,16 +368,19 @@ def _load_json(path: Path) -> HuggingFace:
   except Exception as error:
     raise VocabError(f"{path}: cannot encode unknown text ({first_line(error)})") from None
   special = [i for i, token in engine.get_added_tokens_decoder().items() if token.special]
-  return HuggingFace(path, engine, "tokenizer.json", special)
+  loaded = HuggingFace(path, engine, "tokenizer.json", special)
+  loaded.switched_off = off
+  return loaded
 
 
 class SentencePiece(Tokenizer):
   """A SentencePiece model, unigram or BPE."""
 
-  def __init__(self, path: Path):
+  def __init__(self, path: Path, nfc: bool = False):
     import sentencepiece
 
-    self.path = path
+    self.path, self._composes = path, nfc
+    self._is_unknown: dict[str, bool] = {}  # of characters
     try:
       self._engine = sentencepiece.SentencePieceProcessor(model_file=str(path))
     except Exception as error:  # RuntimeError or OSError, depending on the damage
@@ -299,18 +388,30 @@ class SentencePiece(Tokenizer):
     engine, size = self._engine, self._engine.get_piece_size()
     names = {engine.id_to_piece(i): i for i in range(size)}
     special = [i for i in range(size) if engine.is_control(i)]
-    self.vocab = _vocab(path, "sentencepiece", size, names.get, special)
+    self.vocab = _vocab(path, "sentencepiece", size, names.get, special, nfc=nfc)
 
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
     return self._engine.encode(list(texts), num_threads=1)
 
   def _encode_offsets(self, texts: Sequence[str]) -> list[Spans]:
     found = self._engine.encode(list(texts), num_threads=1, return_type="offset_mapping")
-    return [(e["ids"], _trimmed(t, e["offsets"])) for t, e in zip(texts, found, strict=True)]
+    return [(e["ids"], trimmed(t, e["offsets"])) for t, e in zip(texts, found, strict=True)]
+
+  def unknown_sizes(self, words: Sequence[str]) -> list[list[int]]:
+    # By characters, because spans take as long as five encodings.
+    words = list(map(compose, words))  # as the library does, with few exceptions
+    new = [char for char in {*"".join(words)} if char not in self._is_unknown]
+    for char, ids in zip(new, self._encode(new), strict=True):
+      self._is_unknown[char] = self.vocab.unk in ids
+    unknown = {char for char, is_unknown in self._is_unknown.items() if is_unknown}
+    return [
+      [] if unknown.isdisjoint(word) else [sum(char in unknown for char in word)] for word in words
+    ]
 
   def decode(self, ids: Sequence[int]) -> str:
-    # The library drops control tokens, so they are put back between the runs of text.
-    special, parts = set(self.vocab.special_ids), []
+    # The library drops control tokens and writes others for unknown ones, so their names are put
+    # between the runs of text.
+    special, parts = {*self.vocab.special_ids, self.vocab.unk}, []
     for is_special, run in itertools.groupby(map(int, ids), special.__contains__):
       if is_special:
         parts.extend(map(self._engine.id_to_piece, run))
@@ -319,8 +420,10 @@ class SentencePiece(Tokenizer):
     return " ".join(parts)
 
 
-def bert_engine(ids: dict[str, int], unk: str, lowercase: bool, strip_accents: bool):
-  """Returns BERT's tokenizer with the vocabulary `ids`."""
+def bert_engine(
+  ids: dict[str, int], unk: str, lowercase: bool, strip_accents: bool, nfc: bool = False
+):
+  """Returns BERT's tokenizer with the vocabulary `ids`; `nfc` composes text first."""
   from tokenizers import Tokenizer as Engine
   from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -328,15 +431,14 @@ def bert_engine(ids: dict[str, int], unk: str, lowercase: bool, strip_accents: b
     models.WordPiece(vocab=ids, unk_token=unk, max_input_chars_per_word=MAX_WORD_CHARS)
   )
   strips = None if strip_accents == lowercase else strip_accents  # None: BERT's rule
-  engine.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strips)
+  rules = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strips)
+  engine.normalizer = normalizers.Sequence([normalizers.NFC(), rules]) if nfc else rules
   engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   engine.decoder = decoders.WordPiece()
   return engine
 
 
-def _vocab(
-  path: Path, kind: str, size: int, find, special_ids, lowercase=None, strip_accents=None
-) -> Vocab:
+def _vocab(path: Path, kind: str, size: int, find, special_ids, **rules) -> Vocab:
   """Returns the metadata; `find` maps a name to its id. Raises VocabError for a missing token."""
   special = {}
   for role, names in SPECIAL_NAMES.items():
@@ -348,18 +450,12 @@ def _vocab(
   return Vocab(
     kind=kind,
     file=FILES[kind],
-    lowercase=lowercase,
-    strip_accents=strip_accents,
     size=size,
     hash=hashlib.sha256(path.read_bytes()).hexdigest(),
     special_ids=tuple(sorted(never_text - {special["unk"]})),
     **special,
+    **{"lowercase": None, "strip_accents": None, **rules},
   )
-
-
-def _trimmed(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-  starts = [end - len(text[start:end].lstrip()) for start, end in spans]
-  return [(i, i + len(text[i:end].rstrip())) for i, (_, end) in zip(starts, spans, strict=True)]
 
 
 def first_line(error: Exception) -> str:

@@ -3,6 +3,8 @@
 `tokenizers` trains WordPiece; `sentencepiece` trains unigram and BPE.
 """
 
+import contextlib
+import hashlib
 import heapq
 import itertools
 import json
@@ -13,7 +15,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from electra_jax.data import sources, tokenizer
+from electra_jax.data import shards, sources, tokenizer
+from electra_jax.data.characters import compose
 from electra_jax.data.sources import TextChunk
 from electra_jax.data.status import print_line
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer, Vocab, VocabError, first_line
@@ -22,6 +25,7 @@ from electra_jax.runtime.terminal import log_console
 from electra_jax.runtime.workdir import replacing
 
 KINDS = ("wordpiece", "unigram", "bpe")
+WITHOUT_RULES = ("wordpiece", "sentencepiece")  # kinds of files that data.nfc applies to
 COVERAGE = 0.9995  # share of the text's characters that a trained vocabulary covers
 # Limits of a WordPiece alphabet (BERT's has about 1000 characters, in two forms).
 MAX_ALPHABET = 1000
@@ -41,11 +45,11 @@ def load_given(config: ConfigDict) -> tokenizer.Tokenizer:
     counts = Counter(tokenizer.read_pieces(Path(data.vocab)))
     if twice := [piece for piece, n in counts.items() if n > 1]:
       raise ValueError(f"{data.vocab} has {len(twice)} duplicate entries, first {twice[0]!r}")
-  loaded = tokenizer.load(data.vocab, data.lowercase, data.strip_accents)
-  if data.strip_accents is not None and loaded.vocab.kind != "wordpiece":
-    raise VocabError(
-      f"leave config.data.strip_accents unset: {data.vocab} defines its normalisation"
-    )
+  nfc = _composes(Path(data.vocab)) if data.nfc is None else data.nfc
+  loaded = tokenizer.load(data.vocab, data.lowercase, data.strip_accents, nfc)
+  for field, kinds in (("strip_accents", WITHOUT_RULES[:1]), ("nfc", WITHOUT_RULES)):
+    if data[field] is not None and loaded.vocab.kind not in kinds:
+      raise VocabError(f"leave config.data.{field} unset: {data.vocab} defines its normalisation")
   if loaded.vocab.kind == "tokenizer.json" and loaded.encode_batch([tokenizer.UNKNOWN]) == [[]]:
     if json.loads(loaded.engine_json())["model"].get("unk_token", "") is None:
       raise VocabError(
@@ -54,10 +58,20 @@ def load_given(config: ConfigDict) -> tokenizer.Tokenizer:
   return loaded
 
 
+def _composes(path: Path) -> bool:
+  """Returns whether a vocabulary was trained on composed text, by the manifest beside it."""
+  with contextlib.suppress(shards.DataError):
+    vocab = Vocab.from_json(shards.read_manifest(path.parent)["vocab"])
+    return vocab.nfc and vocab.hash == hashlib.sha256(path.read_bytes()).hexdigest()
+  return False
+
+
 def given(config: ConfigDict, folder: Path) -> Vocab:
   """Copies the file `data.vocab` to a folder and returns its metadata; raises as `load_given`."""
   data, loaded = config.data, load_given(config)
   loaded.save(folder)
+  if loaded.switched_off:
+    print_line(f"note: switched off {', '.join(loaded.switched_off)} of {data.vocab}")
   if data.strip_accents is None and loaded.vocab.strip_accents:
     pieces = Path(data.vocab).read_text("utf-8").split("\n")
     if (count := sum(map(_has_accents, pieces))) > 0.01 * len(pieces):
@@ -86,6 +100,7 @@ def trained(config: ConfigDict, texts: list[str], folder: Path) -> Vocab:
       path=folder / tokenizer.FILES[kind],
       lowercase=data.lowercase,
       strip_accents=bool(data.strip_accents),
+      nfc=data.nfc is not False,
     ).vocab
 
 
@@ -110,7 +125,14 @@ def sample(texts: Iterable[TextChunk], most_bytes: int) -> list[TextChunk]:
 
 
 def train(
-  kind: str, texts: Iterable[str], *, size: int, path: Path, lowercase=True, strip_accents=False
+  kind: str,
+  texts: Iterable[str],
+  *,
+  size: int,
+  path: Path,
+  lowercase: bool = True,
+  strip_accents: bool = False,
+  nfc: bool = True,
 ) -> Tokenizer:
   """Trains a vocabulary of at most `size` ids, writes it to `path` and returns its tokenizer.
 
@@ -122,19 +144,20 @@ def train(
     size: number of ids, special tokens included. SentencePiece reaches it exactly or raises.
     lowercase: lower-cases (wordpiece) or folds case with NFKC (unigram, bpe).
     strip_accents: removes all nonspacing marks, including the vowels of Hindi; wordpiece only.
+    nfc: composes text (NFC), so that composed and decomposed characters give the same ids.
 
   Raises:
     VocabError: the kind is unknown or cannot strip accents, or there is too little text.
   """
   check_accents(kind, strip_accents)
   if kind == "wordpiece":
-    engine = tokenizer.bert_engine({}, "[UNK]", lowercase, strip_accents)
+    engine = tokenizer.bert_engine({}, "[UNK]", lowercase, strip_accents, nfc)
     _train_wordpiece(texts, size, path, engine)
   elif kind in KINDS:
-    _train_sentencepiece(kind, texts, size, path, lowercase)
+    _train_sentencepiece(kind, map(compose, texts) if nfc else texts, size, path, lowercase)
   else:
     raise VocabError(f"data.vocab={kind!r} is neither a file nor one of {', '.join(KINDS)}")
-  return tokenizer.load(path, lowercase, strip_accents)
+  return tokenizer.load(path, lowercase, strip_accents, nfc)
 
 
 def check_accents(kind: str, strip_accents: bool | None) -> None:
@@ -151,6 +174,7 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, engine):
   for text in texts:
     words.update(text.split(" "))
   alphabet = _alphabet(words, engine, size)
+  _leave_out_long(words, engine)
   inner = [f"##{char}" for char in alphabet if _is_inside_words(char, engine)]
   if size < len(names) + len(alphabet) + len(inner):
     raise VocabError(
@@ -169,6 +193,22 @@ def _train_wordpiece(texts: Iterable[str], size: int, path: Path, engine):
   engine.train_from_iterator(_repeated(words), trainer)  # only word counts matter
   ids = engine.get_vocab(with_added_tokens=True)
   path.write_text("".join(f"{piece}\n" for piece in sorted(ids, key=ids.get)), encoding="utf-8")
+
+
+def _leave_out_long(words: Counter[str], engine) -> None:
+  """Removes and reports the words that tokenizers read as unknown because of their length."""
+  left_out = Counter()
+  for text in [word for word in words if len(word) > tokenizer.MAX_WORD_CHARS]:
+    count, normalised = words.pop(text), engine.normalizer.normalize_str(text)
+    for word, _ in engine.pre_tokenizer.pre_tokenize_str(normalised):
+      counts = words if len(word) <= tokenizer.MAX_WORD_CHARS else left_out
+      counts[word] += count
+  if left_out:
+    size = sum(len(word) * count for word, count in left_out.items())
+    print_line(
+      f"{left_out.total():,} words above {tokenizer.MAX_WORD_CHARS} characters, {size:,} characters"
+      " in all, are not trained on: they become unknown (data.vocab=unigram splits them)"
+    )
 
 
 def _repeated(words: Counter[str]) -> Iterator[str]:

@@ -53,9 +53,10 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
       f"{path} has no discriminator: fine-tuning its masked language model", stacklevel=1
     )
   if config.data.vocab is not None:
-    known, strips = (found.vocab.lowercase, found.vocab.strip_accents) if found else (None, None)
+    rules = found.vocab if found else None
+    known, strips = (rules.lowercase, rules.strip_accents) if rules else (None, None)
     lowercase = config.data.lowercase if known is None else known
-    given = tokenizer.load(config.data.vocab, lowercase, strips)
+    given = tokenizer.load(config.data.vocab, lowercase, strips, bool(rules and rules.nfc))
     if found is None:
       found = given
     elif differs := difference(given, found):

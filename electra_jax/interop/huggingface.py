@@ -27,6 +27,7 @@ from electra_jax.runtime import foreign
 FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of exported tokenizers
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
+NFC = "electra_jax_nfc"  # the field of tokenizer_config.json for `Vocab.nfc`
 _BERTS = [f"{x}Tokenizer" for x in ("Bert", "DistilBert", "Electra")]
 # {field of tokenizer_config.json: values that leave BERT's tokenizer unchanged}
 BERT_RULES = {
@@ -213,6 +214,8 @@ def save_tokenizer(
     shutil.copyfile(tokenizer.path, folder / ORIGINAL_TOKENIZER)
   else:
     tokenizer.save(folder)
+  if vocab.nfc:
+    config[NFC] = True
   if vocab.kind == "wordpiece":
     config["do_lower_case"] = vocab.lowercase
     if vocab.strip_accents != vocab.lowercase:
@@ -283,7 +286,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
       listed = ", ".join(changed)
       raise ExchangeError(f"{folder}: {listed} changes BERT's rules: add a tokenizer.json")
     return None
-  rules = bool(lowercase), strip_accents
+  rules = bool(lowercase), strip_accents, bool(config.get(NFC))
   one, other = (load_vocabulary(folder / x, *rules) for x in (names[0], names[-1]))
   if names[0] == "vocab.txt" and one.vocab.size != size:
     try:

@@ -157,7 +157,7 @@ def open_for(path: str | Path, tokens: Tokenizer) -> Source:
   """
   source = open_source(path)
   if source.tokenizer and (found := difference(source.tokenizer, tokens)):
-    rule = re.match(r"normalizer\.(lowercase|strip_accents) is (\w+)", found)
+    rule = re.match(r"normalizer\.(nfc|lowercase|strip_accents) is (\w+)", found)
     remedy = rule and f"; build them with --config.data.{rule[1]}={rule[2].lower()}"
     raise ExchangeError(f"{path} and the shards have different vocabularies: {found}{remedy or ''}")
   return source

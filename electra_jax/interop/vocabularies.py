@@ -83,7 +83,11 @@ def _canonical(rules):
     lowercase, accents = rules["lowercase"], rules["strip_accents"]
     accents = lowercase if accents is None else accents
     # The cause comes first, because only the first difference is reported.
-    return {"lowercase": lowercase, **rules, "strip_accents": accents}
+    return {"nfc": False, "lowercase": lowercase, **rules, "strip_accents": accents}
+  if isinstance(rules, dict) and rules.get("type") == "Sequence" and "normalizers" in rules:
+    first, *others = map(_canonical, rules["normalizers"])
+    if first == {"type": "NFC"} and len(others) == 1 and "nfc" in others[0]:
+      return others[0] | {"nfc": True}
   if isinstance(rules, dict) and rules.get("type") == "Unigram":
     return {**rules, "vocab": [float(np.float32(score)) for _, score in rules["vocab"]]}
   return rules
