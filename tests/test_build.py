@@ -361,13 +361,15 @@ def test_the_command_builds_and_reuses(tmp_path):
   assert Shards.open(config.data.dir, verify=True).num_examples > 100
 
 
-def test_the_build_reports_unknown_tokens_and_advises_packing(tmp_path, capsys):
+def test_the_build_reports_unknown_characters_and_advises_packing(tmp_path, capsys):
   text = "\n\n".join(["a b c d e f g h i 中."] * 100)
   for kind, advised in (("segments", True), ("packed", False)):
     fields = {"seq_length": 64, "holdout_frac": 0.0, "examples": kind, "dir": str(tmp_path / kind)}
     build.build(make_config(tmp_path, text, **fields))
     output = capsys.readouterr().out
-    assert re.search(r"train │ +\d+ │ +1,100 │ +9\.09% │", output), output
+    assert re.search(r"train │ +\d+ │ +1,100 │ +1,100 │ +9\.09% │", output), output
+    assert "100 documents, 100 lines: examples" in output
+    assert "a b c d e f g h i [UNK]." in output.replace(" .", ".")
     assert ("use data.examples=packed" in output) == advised
 
 

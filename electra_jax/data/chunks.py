@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,7 @@ class EncodedSplit(NamedTuple):
   data: np.ndarray  # records [n], or the packed stream of ids [n]
   tokens: int  # token ids of the text before discarding
   discarded: int  # token ids in no record
+  text: Mapping[str, int]  # the counts of `parts.TEXT_COUNTS`
 
 
 class EncodedChunk(NamedTuple):
@@ -97,19 +98,22 @@ def _encode_split(work: WorkerSpec, texts: list[str], rng: random.Random) -> Enc
   tokenizer, spec = _tokenizer(work.folder, work.vocab, threading.get_ident()), work.spec
   dtype = examples.record_dtype(spec.seq_length, work.vocab.size)
   documents = [text.split("\n") for text in texts]
+  lines = sum(map(len, documents))
   split_lines = spec.examples == "segments" and spec.split_lines
   if split_lines:
     documents = [[s for line in lines for s in examples.sentences(line)] for lines in documents]
   documents = list(map(tokenizer.spaced, texts, documents))
-  encoded = iter(tokenizer.encode_batch([line for lines in documents for line in lines]))
+  with tokenizer.counting() as counts:
+    encoded = iter(tokenizer.encode_batch([line for lines in documents for line in lines]))
+  counts["lines"] = lines
   ids = [[next(encoded) for _ in lines] for lines in documents]
   tokens = sum(len(line) for lines in ids for line in lines)
   if spec.examples == "packed":
-    return EncodedSplit(examples.stream(ids, spec, dtype), tokens, 0)
+    return EncodedSplit(examples.stream(ids, spec, dtype), tokens, 0, counts)
   if split_lines:
     ids = [[part for line in lines for part in examples.cut(line, spec)] for lines in ids]
   records, discarded = examples.to_records(examples.two_segment(ids, spec, rng), spec, dtype)
-  return EncodedSplit(records, tokens, discarded)
+  return EncodedSplit(records, tokens, discarded, counts)
 
 
 @functools.lru_cache(maxsize=64)

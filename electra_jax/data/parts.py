@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.core.transformer_config import take_fields
-from electra_jax.data import chunks, duplicates, examples, pool, shards, vocabulary
+from electra_jax.data import characters, chunks, duplicates, examples, pool, shards, vocabulary
 from electra_jax.data.examples import ExampleSpec
 from electra_jax.data.plan import EARLIER, PLAN, TAGS, PartReader, Plan, begun, versions
 from electra_jax.data.shards import SPLITS, DataError, ShardWriter
@@ -40,6 +40,7 @@ FREQUENCIES = "frequencies.npz"
 FINAL_TAGS = f".{TAGS}"  # in the folder of the shards, where `plan.begun` does not look
 SAMPLE, PART, DUPLICATES, VOCABULARY = "sample", "part", "duplicates", "vocabulary"
 COUNTS = ("documents", "undecodable", "text_bytes")
+TEXT_COUNTS = ("lines", characters.ALL, *characters.LOST)  # parts of earlier versions lack them
 
 
 def name_of(kind: str, part: int) -> str:
@@ -301,7 +302,7 @@ class PartWriter:
         stream = np.concatenate([self._rest[split], records])
         records, self._rest[split] = examples.pack(stream, self._spec, self._dtype, chunk.last)
       writer.append(records)
-      writer.counts.update(tokens=found.tokens, discarded=found.discarded)
+      writer.counts.update(found.text, tokens=found.tokens, discarded=found.discarded)
 
   def finish(self) -> dict[str, dict]:
     """Closes the files and returns their counts by split."""
@@ -426,6 +427,7 @@ def _join_split(work: Path, final: Path, split: str, done: list[dict], plan: Pla
     "kept": total["tokens"] - total["discarded"],
     "discarded": total["discarded"],
     "padded": total["examples"] * plan.config.data.seq_length - total["length"],
+    **{key: total[key] for key in TEXT_COUNTS},
     "shards": entries,
     "frequencies": frequencies.tolist(),
   }

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
-from rich.table import Table
 
 from electra_jax.config import schema
 from electra_jax.data import (
@@ -21,6 +20,7 @@ from electra_jax.data import (
   shards,
   source_files,
   sources,
+  summary,
   tokenizer,
   vocabulary,
 )
@@ -30,7 +30,6 @@ from electra_jax.data.runners import RUNNERS, PartWork
 from electra_jax.data.shards import DataError
 from electra_jax.data.status import print_line
 from electra_jax.runtime import storage
-from electra_jax.runtime.terminal import log_console
 from electra_jax.runtime.workdir import LOCK_FILE, remove_unused
 
 VOCABULARY_LOCK, JOINING_LOCK = ".vocabulary.lock", ".joining.lock"
@@ -196,7 +195,7 @@ def _opened(
 
 def _join(work: Path, plan: Plan) -> dict:
   manifest = parts.join(work, plan, work.parent)
-  _say_counts(manifest, plan.config.data)
+  summary.say(work.parent, manifest, plan.config.data)
   print_line(f"wrote {work.parent / shards.MANIFEST}")
   return manifest
 
@@ -292,6 +291,8 @@ def _settings_of(manifest: dict, wanted: dict) -> dict:
       print_line(
         "note: its vocabulary is from version 0.1 and strips accents; --overwrite to keep accents"
       )
+  if wanted["nfc"] is not None:
+    built["nfc"] = manifest["vocab"].get("nfc", False)
   return built
 
 
@@ -315,30 +316,3 @@ def _changed_files(manifest: dict, spec: str, folder: Path | str) -> Iterator[st
       )
     elif changed := [x for x in files if tags.get(x.url, "") not in ("", source_files.tag_of(x))]:
       yield f"{changed[0].url} has changed"
-
-
-def _say_counts(manifest: dict, data: ConfigDict) -> None:
-  table = Table(title=f"examples of {data.seq_length} tokens ({data.examples})")
-  for column in ("split", "examples", "tokens", "unknown", "discarded", "padding"):
-    table.add_column(column, justify="right")
-  splits = manifest["splits"]
-  for split, counts in splits.items():
-    lost = counts["discarded"] / max(counts["tokens"], 1)
-    padding = counts["padded"] / max(counts["examples"] * data.seq_length, 1)
-    words = counts["frequencies"]  # counts of kept tokens, special ones excluded
-    unknown = words[manifest["vocab"]["unk"]] / max(sum(words), 1)
-    table.add_row(
-      split,
-      f"{counts['examples']:,}",
-      f"{counts['tokens']:,}",
-      f"{unknown:.2%}",
-      f"{counts['discarded']:,} ({lost:.1%})",
-      f"{counts['padded']:,} ({padding:.1%})",
-    )
-  log_console().print(table)
-  if data.examples == "segments" and splits["train"]["padded"] > splits["train"]["kept"]:
-    print_line(
-      "note: more padding than text, because documents are short; use data.examples=packed"
-    )
-  if data.holdout_frac and not splits["heldout"]["examples"]:
-    print_line(f"note: data.holdout_frac={data.holdout_frac} held out no document: no evaluation")
