@@ -57,6 +57,7 @@ def main(args: argparse.Namespace) -> None:
 def show(model: str, console: Console, texts: list[str] = (), data: str | None = None) -> None:
   """Prints samples of texts, or without any of held-out sentences, which a run keeps."""
   with starting():  # slow, and not needed for --help
+    from electra_jax.data.characters import note
     from electra_jax.data.pretrain_batches import Shards
     from electra_jax.evaluate import samples
     from electra_jax.interop import sources
@@ -68,7 +69,11 @@ def show(model: str, console: Console, texts: list[str] = (), data: str | None =
   if not (texts or data or is_run):
     raise cli.UsageError(f"{model} is not a run of this machine: give --data=SHARDS, or texts")
   if texts:
-    print_samples(samples.of_texts(opened, texts), console)
+    with opened.tokenizer.counting() as characters:
+      found = samples.of_texts(opened, texts)
+    print_samples(found, console)
+    if noted := note(characters):
+      console.print(noted, **WRAPPED)
     return
   shards = data or read_run_config(model)["data"]["dir"]
   with doing("sampling"):

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from electra_jax.config import compare, schema
+from electra_jax.data import characters
 from electra_jax.finetune import from_config, loop, model, prepare, results, statistics, task_data
 from electra_jax.finetune.from_config import PretrainedEncoder
 from electra_jax.finetune.results import CONFIG, EXAMPLE_SCORES, PICTURE, RESULTS
@@ -291,6 +292,8 @@ def predict(
   """Predicts a file with the fine-tuned network in a folder; with `out` None, writes beside it."""
   network = model.load(folder)
   out = out or path.with_name(f"{path.name}.predictions{network.kind.file_ending}")
-  with doing(f"predicting {path}"):
+  with doing(f"predicting {path}"), network.tokenizer.counting() as counts:
     count = network.predict_file(path, out, columns)
   console.print(f"{count:,} rows predicted: {out}")
+  if note := characters.note(counts):
+    console.print(note)
