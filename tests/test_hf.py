@@ -218,6 +218,27 @@ def test_an_export_keeps_its_vocabularys_rule_for_accents(tmp_path, lowercase, s
   assert ("strip_accents" in written) == (lowercase != strip_accents)
 
 
+@pytest.mark.parametrize("kind", vocabulary.KINDS)
+def test_auto_tokenizer_reads_both_forms_of_text_also_after_saving_it_again(tmp_path, kind):
+  import unicodedata
+
+  from transformers import AutoTokenizer
+
+  texts = ["Tiếng Việt có dấu.", "Bạn có khỏe không?", "ç ü ñ ệ"] * 9
+  size = {"wordpiece": 120, "unigram": 33, "bpe": 60}[kind]
+  path = tmp_path / ("own.txt" if kind == "wordpiece" else "own.model")
+  own = vocabulary.train(kind, texts, size=size, path=path)
+  assert huggingface.save_tokenizer(tmp_path, own, 64)
+  (tmp_path / "config.json").write_text('{"model_type": "electra"}')
+  AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+  (tmp_path / "again" / "config.json").write_text('{"model_type": "electra"}')
+  for theirs in map(AutoTokenizer.from_pretrained, (tmp_path, tmp_path / "again")):
+    for text in texts[:3]:
+      expected = [own.vocab.cls, *own.encode_batch([text])[0], own.vocab.sep]
+      for form in ("NFC", "NFD"):
+        assert theirs(unicodedata.normalize(form, text))["input_ids"] == expected
+
+
 KINDS = ["embeddings", "gdes", "none", "electra_mlm"]
 
 
