@@ -240,7 +240,6 @@ def _typed(manifest: dict) -> Iterator[tuple[object, type]]:
   names += [manifest["build"][field] for field in ("vocab", "sources")]
   yield from ((number, int) for number in numbers)
   yield from ((name, str) for name in names)
-  yield vocab.nfc, bool
 
 
 def layout(manifest: dict) -> np.dtype:

@@ -78,7 +78,7 @@ class Vocab:
     """
     earlier = {"strip_accents": content.get("lowercase")}  # 0.1 had one rule for both
     vocab = cls(**earlier | content | {"special_ids": tuple(content["special_ids"])})
-    kinds = {field.name: field.type for field in dataclasses.fields(cls)[:-1]}
+    kinds = {x.name: x.type for x in dataclasses.fields(cls) if x.name != "special_ids"}
     for name, kind in kinds.items():
       if not isinstance(value := getattr(vocab, name), kind):
         raise VocabError(f"{value!r:.40} is not of type {getattr(kind, '__name__', kind)}")
