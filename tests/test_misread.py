@@ -68,7 +68,7 @@ DICTS = [{"text": text, "label": label} for text, label in TWO]
     ("array.json", json.dumps(DICTS)),
     ("pretty.json", json.dumps(DICTS, indent=1)),
     ("data.json", json.dumps({"version": 1, "data": DICTS})),
-    ("gzip.csv", gzip.compress(b'text,label\n"a, b",x\nc,y\n')),
+    ("gzip.csv", gzip.compress(b'text,label\n"a, b",x\nc,y\n', mtime=0)),
     ("a, comma [v2]/a.tsv.bz2", bz2.compress(b"text\tlabel\na, b\tx\nc\ty\n")),
   ],
 )
