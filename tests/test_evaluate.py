@@ -274,7 +274,7 @@ LINE = b'{"sentence_good": "a", "sentence_bad": "b"}\n' + random.Random(0).randb
     ("[1]", ":1: not a JSON object"),
     ("{", ":1: not a JSON object"),
     ('{"sentence_good": "\\ud800", "sentence_bad": "a"}', ":1: not UTF-8"),
-    (gzip.compress(LINE)[:-4999], "p.jsonl.gz: cannot be read"),
+    (gzip.compress(LINE, mtime=0)[:-4999], "p.jsonl.gz: cannot be read"),
     (lzma.compress(LINE)[:-4999], "p.jsonl.xz: cannot be read"),
   ],
 )
