@@ -18,7 +18,9 @@ from electra_jax.core.params import named
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import build, chunks, examples, pretrain_batches, shards, sources
 from electra_jax.data.sources import SourceStats, TextChunk
+from electra_jax.experiments import definition, jobs
 from electra_jax.export import card
+from electra_jax.finetune import statistics
 from electra_jax.interop import huggingface, initial, modernbert
 from electra_jax.interop import sources as sources_of_weights
 from electra_jax.monitor import display, journal, log
@@ -267,3 +269,33 @@ def test_a_short_document_that_fits_fills_the_end_of_a_record():
   stream = examples.stream([[[7] * 22], [[8] * 4]], spec, dtype)  # with its marks it has 6 of 8
   (record,), _ = examples.pack(stream, spec, dtype, last=True)
   assert record["length"] == 24 + 6
+
+
+def test_two_systems_in_the_other_order_differ_with_the_same_p():
+  rng = np.random.default_rng(0)
+  a, b = (rng.random((1, 60, 1)) + shift for shift in (0.4, 0.0))
+
+  def mean(scores: np.ndarray) -> dict[str, float]:
+    return {"mean": float(scores.mean())}
+
+  one, other = (
+    statistics.paired_bootstrap(*pair, [mean, mean], "mean", samples=400)
+    for pair in ((a, b), (b, a))
+  )
+  assert 0.0 < one.p == other.p < 0.1 and one.difference == -other.difference > 0
+
+
+def test_a_searched_rate_keeps_the_ratio_of_the_two_networks_rates():
+  names = ("learning_rate", "generator_learning_rate", "separate_optimizers")
+  given = {f"optimizer.{x}": y for x, y in zip(names, (1e-3, 2e-3, True), strict=True)}
+  found = jobs.at_rate("small", given, rate=4e-3, budget=0.0, steps=100)
+  assert found["optimizer.learning_rate"] == 4e-3 and found["train.steps"] == 100
+  assert found["optimizer.generator_learning_rate"] == pytest.approx(8e-3)
+
+
+def test_the_seeds_of_a_budget_count_before_those_of_an_arm():
+  arms = {"a": definition.Arm("small", seeds=5), "b": definition.Arm("small")}
+  budgets = (definition.Budget(1.0), definition.Budget(2.0, seeds=2))
+  found = definition.Experiment(arms, budgets, seeds=3)
+  counts = [[found.seeds_of(arm, budget) for arm in arms] for budget in found.budgets]
+  assert counts == [[5, 3], [2, 2]]
