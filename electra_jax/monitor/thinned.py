@@ -59,9 +59,11 @@ class Thinned:
 
   def _fewer(self) -> tuple[list[tuple[int, Mapping]], int]:
     """Returns at most LINES of the lines, and the size of their groups."""
-    lines, size = self._lines, self._size
+    lines = self._lines
     if len(lines) <= LINES:
-      return lines, size
+      return lines, self._size
+    # Four lines of each group are kept for one metric alone.
+    size = max(self._size, 1 << (4 * self._count // LINES).bit_length() - 1)
     splits: dict[str, list[int]] = {}
     for i, (_, line) in enumerate(lines):
       splits.setdefault(line["split"], []).append(i)
