@@ -60,6 +60,13 @@ def test_what_does_not_install_fails_unless_it_may(run, absent, what):
   assert allowed.returncode == 0 and line in allowed.stdout
 
 
+def test_without_pytorch_what_needs_it_is_left_out(run):
+  done = run(broken="hf-packages", CI_ALLOW_MISSING="1")
+  assert done.returncode == 0 and {"test-long", "test-tpu"} <= done.made
+  assert not {"test-hf", "gpu-smoke"} & done.made
+  assert "left out: test-hf and gpu-smoke: PyTorch" in done.stdout
+
+
 def test_what_fails_is_shown_at_the_end_and_the_default_tests_end_it_at_once(run):
   done = run(broken="test-faults")
   assert done.returncode == 1 and "test-tpu" in done.made
