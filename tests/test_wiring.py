@@ -299,3 +299,25 @@ def test_the_seeds_of_a_budget_count_before_those_of_an_arm():
   found = definition.Experiment(arms, budgets, seeds=3)
   counts = [[found.seeds_of(arm, budget) for arm in arms] for budget in found.budgets]
   assert counts == [[5, 3], [2, 2]]
+
+
+@pytest.mark.parametrize(
+  ("words", "on"), [("--verify=false", False), ("--noverify=false", True), ("--verify", True)]
+)
+def test_a_switch_may_be_turned_off_by_its_value(words, on):
+  assert cli.parser("train").parse([words]).verify is on
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x", str(2**31)])
+def test_a_batch_has_a_row_and_its_size_fits_in_32_bits(number):
+  with pytest.raises(cli.UsageError, match="must be a number above 0 and below 2"):
+    cli.parser("score").parse(["--model=x", f"--batch-size={number}"])
+
+
+@pytest.mark.parametrize(("every", "steps"), [(5, [0, 5, 10, 12]), (0, [0, 12])])
+def test_a_run_is_evaluated_at_its_ends_and_every_so_many_steps(every, steps):
+  config = SimpleNamespace(eval=SimpleNamespace(every_steps=every))
+  run = SimpleNamespace(
+    run=SimpleNamespace(config=config), clock=SimpleNamespace(horizon=SimpleNamespace(steps=12))
+  )
+  assert [step for step in range(13) if loop.Loop._evaluates(run, step)] == steps
