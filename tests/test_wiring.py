@@ -16,6 +16,7 @@ from electra_jax.commands import cli
 from electra_jax.config import compare, files, specs, validate
 from electra_jax.core.params import named
 from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.cost import paper
 from electra_jax.data import build, chunks, examples, pretrain_batches, shards, sources
 from electra_jax.data.sources import SourceStats, TextChunk
 from electra_jax.experiments import definition, jobs
@@ -321,3 +322,17 @@ def test_a_run_is_evaluated_at_its_ends_and_every_so_many_steps(every, steps):
     run=SimpleNamespace(config=config), clock=SimpleNamespace(horizon=SimpleNamespace(steps=12))
   )
   assert [step for step in range(13) if loop.Loop._evaluates(run, step)] == steps
+
+
+def test_a_frozen_generator_counts_forward_only_in_the_papers_flops():
+  cfg = TransformerConfig(100, 8, 16, 1, 2, 24, 16)
+  config, vocab = (
+    files.load("small.py"),
+    SimpleNamespace(size=100, mask=4, special_ids=(0, 2, 3, 4)),
+  )
+  config.update_from_flattened_dict({"generator.kind": "frozen", "generator.tie": "none"})
+  config.data.seq_length = 16
+  frozen = specs.make_spec(config, vocab, frozen=cfg)
+  trained = dataclasses.replace(frozen, generator_kind="transformer")
+  found = [paper.sequence_flops(spec, 16)["generator"] for spec in (frozen, trained)]
+  assert 2 * found[0] == found[1]
