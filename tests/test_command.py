@@ -218,7 +218,8 @@ def test_a_reader_that_has_gone_is_no_error(args):
   reader, writer = os.pipe()
   os.close(reader)
   command = [sys.executable, "-m", "electra_jax", *args]
-  done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
+  streams = {"stdout": writer, "stderr": subprocess.PIPE}
+  done = subprocess.run(command, cwd=ROOT, timeout=300, **streams)
   os.close(writer)
   assert (done.returncode, done.stderr) == (0, b"")
 

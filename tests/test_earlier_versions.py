@@ -96,7 +96,8 @@ def test_a_run_of_an_earlier_version_is_scored_as_it_was_then(earlier):
   expected = json.loads((earlier / "expected.json").read_text())["scores"]
   found = likelihoods.Scorer("run")([text for _, _, text in expected])
   assert [tokens for _, tokens in found] == [tokens for _, tokens, _ in expected]
-  # Printed with four decimals.
+  # Printed with four decimals; since then the generator's log q leaves out [MASK], which it never
+  # samples: that adds 0.17 to 0.47 %.
   np.testing.assert_allclose([x for x, _ in found], [x for x, _, _ in expected], atol=1e-4)
 
 

@@ -218,6 +218,7 @@ def test_an_export_keeps_its_vocabularys_rule_for_accents(tmp_path, lowercase, s
   assert ("strip_accents" in written) == (lowercase != strip_accents)
 
 
+@needs_torch
 @pytest.mark.parametrize("kind", vocabulary.KINDS)
 def test_auto_tokenizer_reads_both_forms_of_text_also_after_saving_it_again(tmp_path, kind):
   import unicodedata

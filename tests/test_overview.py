@@ -121,7 +121,7 @@ def test_lines_are_tagged_as_lines(words, tmp_path):
   "change",
   [{"task": 5}, {"split": None}, {"seed": "0"}, {"metrics": []}, {"metrics": {}},
    {"metrics": {"f1": "5"}}, {"metrics": {"f1": None}}, {"collapsed": "x"}, {"fold": "x"},
-   {"majority": {}}, {"majority": {"f1": []}}, {"majority": 3}],
+   {"majority": {"f1": []}}, {"majority": 3}],
 )  # fmt: skip
 def test_rows_of_other_types_are_not_results(tmp_path, change):
   row = {"task": "x", "split": "dev", "seed": 0, "metrics": {"f1": 5}, "collapsed": False}

@@ -3,7 +3,9 @@
 import io
 import itertools
 import math
+import tempfile
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,3 +178,14 @@ def test_a_run_that_resumes_at_any_step_reads_the_batches_that_it_would_have(
   assert take(0, 20, skipped) == kept[:20]
   epoch = sum(take(0, -(-count // size)), [])[:count]
   assert sorted(epoch) == list(range(count))
+
+
+@given(st.text("ab.é @#[]*?,\\:1", min_size=1, max_size=12).filter(lambda x: x not in (".", "..")))
+def test_a_path_of_any_name_is_found_by_its_escaped_specification(name):
+  with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder, name)
+    path.write_text("x\n", encoding="utf-8")
+    escaped = sources.escape(str(path))
+    first, second = sources.parse(f"text:{escaped}@2.5, text:{escaped}")
+    assert (first.weight, second.weight) == (2.5, 1.0)
+    assert [file.url for file in sources.files(first)] == [str(path)]

@@ -327,7 +327,7 @@ class _Output(io.FileIO):
 
 def _outlive_readers() -> None:
   """Lets a program finish its work without a reader, and print what the locale cannot encode."""
-  if type(old := sys.stdout) is io.TextIOWrapper:
+  if sys.stdout and (old := sys.stdout) is sys.__stdout__:
     raw, how = _Output(old.fileno(), "wb", closefd=False), {"write_through": old.write_through}
     how |= {"encoding": old.encoding, "line_buffering": old.line_buffering}
     buffered = raw if old.write_through else io.BufferedWriter(raw)

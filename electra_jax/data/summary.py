@@ -87,9 +87,10 @@ def notes(manifest: dict, data: ConfigDict, longest_word: float) -> Iterator[str
   for reason in sorted(LOST, key=whole.get, reverse=True):
     if much and (share := lost(whole, reason)) > NOTED / len(LOST):
       yield f"{share:.1%} of the characters are unknown, {REASONS[reason]}: {remedies[reason]}"
-  if whole["tokens"] > TOKENS_PER_CHARACTER * whole[ALL] > 0:
+  tokens, characters = whole["tokens"], whole[ALL]
+  if tokens > TOKENS_PER_CHARACTER * characters > 0:
     yield (
-      f"{whole['tokens'] / whole[ALL]:.1f} tokens for a character: {data.vocab} is of another"
+      f"{tokens / characters:.1f} tokens for a character: {data.vocab} is of another"
       " script; train one on this text: data.vocab=unigram"
     )
   if (share := discarded(whole)) > DISCARDED:
