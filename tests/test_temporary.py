@@ -80,7 +80,7 @@ def test_what_a_live_process_writes_is_not_swept(tmp_path):
   made = {path.name for path in tmp_path.iterdir()}
   workdir.sweep(tmp_path)
   assert {path.name for path in tmp_path.iterdir()} == made and len(made) == 3
-  assert live.communicate("\n")[0] == "" and live.returncode == 0
+  assert live.communicate("\n", timeout=300)[0] == "" and live.returncode == 0
   assert {path.name for path in tmp_path.iterdir()} == {"hf", "a.json"}
 
 
