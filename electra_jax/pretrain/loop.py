@@ -138,8 +138,8 @@ class Loop:
       batch = next(batches)
     self.tracer.begin(done)
     soon = self.stop.at_once() if first else contextlib.nullcontext()
-    with self.goodput.doing("compile" if first else "steps"), soon:
-      with jax.profiler.StepTraceAnnotation("train", step_num=done):
+    with self.goodput.doing("compile" if first else "steps"):
+      with soon, jax.profiler.StepTraceAnnotation("train", step_num=done):
         self.state, values = self.run.fns.train_step(self.state, batch, self.clock.placed)
       self.window.add(done, values)
       if first:
