@@ -24,10 +24,12 @@ TESTS = (
 
 
 def find(uv: str, version: str) -> str | None:
-  """Returns a Python: on the path, of pyenv, or one that uv installs."""
+  """Returns a Python that runs: on the path, of pyenv, or one that uv installs."""
   pyenv = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))
-  if found := shutil.which(f"python{version}") or (str(pyenv[-1]) if pyenv else None):
-    return found
+  for found in filter(None, (shutil.which(f"python{version}"), *map(str, pyenv[::-1]))):
+    # pyenv's command on the path fails for a version that is installed but not chosen.
+    if not subprocess.run([found, "--version"], capture_output=True, timeout=60).returncode:
+      return found
   asked = subprocess.run([uv, "python", "install", version], timeout=300)
   return None if asked.returncode else version
 
