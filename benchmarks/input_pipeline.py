@@ -37,6 +37,9 @@ def make_shards(folder: Path, count: int, length: int, vocab_size: int) -> pretr
   (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
   vocab = tokenizer.load(folder / "vocab.txt").vocab
   split = {"examples": count, "shards": writer.finish(), "frequencies": []}
+  for i, shard in enumerate(split["shards"]):
+    name = f"train-{i:05d}-of-{len(split['shards']):05d}.bin"
+    shard["file"] = (folder / shard["file"]).rename(folder / name).name
   manifest = {
     "format": shards.FORMAT,
     "version": shards.FORMAT_VERSION,
