@@ -336,3 +336,19 @@ def test_a_frozen_generator_counts_forward_only_in_the_papers_flops():
   trained = dataclasses.replace(frozen, generator_kind="transformer")
   found = [paper.sequence_flops(spec, 16)["generator"] for spec in (frozen, trained)]
   assert 2 * found[0] == found[1]
+
+
+def test_a_run_takes_its_batches_in_the_order_of_its_seed(built):
+  config = files.load("base.py")
+  config.seed, config.train.batch_size = 3, 8
+  run = SimpleNamespace(config=config, shards=pretrain_batches.Shards.open(built))
+  found = next(loop.batches_from(run, 2, (1,)))
+  expected, other = (
+    next(
+      pretrain_batches.train_batches(run.shards, seed=s, batch_size=8, start_step=2, skipped=(1,))
+    )
+    for s in (3, 0)
+  )
+  rows = np.asarray(found.ids).reshape(8, -1)
+  np.testing.assert_array_equal(rows, expected.ids)
+  assert (rows != other.ids).any()
