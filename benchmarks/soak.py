@@ -4,8 +4,9 @@
 
 Each part generates its input in --folder, runs a program on it, and appends a row: seconds, exit
 code, peak memory, and memory, open files and threads at the begin (second tenth of the time) and
-the end (last tenth). Memory is that of the program's processes without mapped files. A part at two
-scales shows what grows with the input; `train` at one scale shows what grows with time.
+the end (last tenth). Memory is the resident memory of the program's processes without mapped
+files. A part at two scales shows what grows with the input; `train` at one scale shows what grows
+with time.
 """
 
 import contextlib

@@ -235,7 +235,6 @@ def test_results_are_compared_on_the_same_examples_in_one_table(
     results.compare(folder, tmp_path / "copy", Console(quiet=True))
   for level in (folder / "cola", folder):  # one export needs no name
     assert sources.open_source(level).card == sources.open_source(folder / "cola" / "model").card
-  # Another task in the same folder: its file holds both.
   (tmp_path / "copy" / "cola").rename(tmp_path / "copy" / "rte")
   (tmp_path / "copy" / "rte" / "results.jsonl").write_text(
     "".join(json.dumps(row | {"task": "rte"}) + "\n" for row in rows)

@@ -1,4 +1,4 @@
-"""Files that are no text, and names with characters that have a meaning in a specification."""
+"""Sources name the first invalid byte of a file; escaped paths are parsed literally."""
 
 import gzip
 import os

@@ -1,4 +1,4 @@
-"""What is said of a task before training and of texts to predict: examples, lost text, repeats."""
+"""Fine-tuning prints examples, lost characters and duplicates; prediction warns of lost text."""
 
 import warnings
 

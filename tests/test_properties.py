@@ -1,4 +1,4 @@
-"""What holds for every input, tried on those that hypothesis thinks of; the same at every run."""
+"""Properties of parsers, packing and batching, on inputs that hypothesis generates."""
 
 import io
 import itertools

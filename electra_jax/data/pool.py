@@ -86,6 +86,8 @@ def in_order(pool: Executor, function: Callable, items: Iterable, most: int) -> 
     while waiting:
       yield waiting.popleft().result()
   except BrokenProcessPool:
-    if sys.version_info < (3, 11, 5):  # its end waits for ever to write an item that nobody reads
+    # Before Python 3.11.5 the pool's shutdown joins a thread that blocks while it writes a work
+    # item to the pipe, because no worker is left to read it. Closing the pipe unblocks the thread.
+    if sys.version_info < (3, 11, 5):
       pool._call_queue._reader.close()
     raise WorkerError("a worker process died, probably out of memory: lower data.workers") from None

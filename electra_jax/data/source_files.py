@@ -60,7 +60,7 @@ def likely(data: bytes, json: bool = False) -> str:
 
 
 def first_bad_byte(file: Object) -> str:
-  """Returns place, reason and likely format of a file's first byte that is no text; "" for none.
+  """Returns where a file first deviates from UTF-8 text, why, and its likely format; "" if nowhere.
 
   Raises SourceError as `opened`.
   """

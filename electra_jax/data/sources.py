@@ -138,7 +138,7 @@ def escape(path: str) -> str:
 
 
 def _shown(text: str, form: str) -> str:
-  """Returns a text with its hidden characters, those of patterns in a form."""
+  """Returns a text with its escaped characters restored; `form` formats glob characters."""
 
   def show(match: re.Match) -> str:
     char = chr(ord(match[0]) - _HIDDEN)

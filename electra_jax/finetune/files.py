@@ -175,7 +175,7 @@ def _tsv(path: str | os.PathLike, unheaded: Sequence[str], quoting: bool, **_) -
 
 
 def _csv(path: str | os.PathLike, **_) -> Rows:
-  """The separator is the most frequent one of the header, or that of Excel's line sep=;."""
+  """Reads a CSV with the separator of Excel's line sep=;, or else the header's most frequent."""
   lines = _filled(path)
   named = re.fullmatch('"?sep=(.)"?', lines[0])
   header = re.sub('"[^"]*"', "", lines[0])

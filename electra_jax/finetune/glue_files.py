@@ -86,7 +86,7 @@ def find_split(task: TextTask, source: str | Path, split: str) -> Path:
 
 
 def _tables(paths: Iterable[Path]) -> list[Path]:
-  """Returns the paths, sorted; those of .json, which may be anything, only if they are alone."""
+  """Returns the sorted paths, without .json files if there are others: they may hold anything."""
   found = sorted(paths)
   return [path for path in found if files.form_of(path) != ".json"] or found
 

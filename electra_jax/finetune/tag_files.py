@@ -145,7 +145,7 @@ def _is_conllu(columns: Sequence[Any]) -> bool:
 
 
 def _columns(path: str | os.PathLike) -> Iterator[_Rows]:
-  """Yields the sentences of lines of columns; those of CoNLL-U without ranges and empty nodes."""
+  """Yields the sentences of a file of columns; skips the ranges and empty nodes of CoNLL-U."""
   lines = files.read_lines(path)
   data = (line.split("\t") for line in lines if line.strip() and not line.startswith("#"))
   is_conllu = _is_conllu(next(data, ()))

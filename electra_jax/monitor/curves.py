@@ -21,7 +21,7 @@ class Redrawn:
 
   Args:
     draw: takes the lines so far, thinned.
-    history: those of a resumed run.
+    history: the lines of a resumed run.
   """
 
   def __init__(self, draw: Callable[[list[Mapping]], None], history: Thinned):

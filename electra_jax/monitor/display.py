@@ -52,7 +52,7 @@ class Display:
 
   def __init__(self, console: Console, now: Callable[[], Activity], *, transient: bool = False):
     self.console, self._now = console, now
-    self.baselines = Baselines()  # those of a run, in its table
+    self.baselines = Baselines()  # shown in the table beside the metrics
     self._rows: dict[str, tuple[int, Mapping]] = {}
     self._train_lines = 0
     self._progress: Progress | None = None

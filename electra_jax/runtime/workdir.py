@@ -68,7 +68,7 @@ def open_lock(path: Path) -> IO:
 def temporary(path: Path, folder: bool = False) -> Iterator[Path]:
   """Yields a new file, or a new hidden folder, beside `path`; deletes it unless it was renamed.
 
-  First deletes those of killed processes in `path`'s folder (`sweep`). The process holds a lock
+  First deletes what killed processes left in `path`'s folder (`sweep`). The process holds a lock
   while it uses them: on the file, or on a file with the folder's name and .tmp.
   """
   sweep(path.parent)
