@@ -116,7 +116,9 @@ class Loop:
     if run.heldout is not None:
       rows = run.eval_batch_size // jax.device_count()
       empty = jax.tree.map(lambda x: np.zeros((len(x), rows, *x.shape[2:]), x.dtype), batch)
-      evaluation = run.fns.eval_step.lower(self.state.params, empty).compile()
+      # Placed as in an evaluation: JAX traces and compiles for other arrays again.
+      placed = parallel.split_rows(empty)
+      evaluation = run.fns.eval_step.lower(self.state.params, placed).compile()
       memory.check("evaluation", evaluation, "the number of devices, or lower eval.batch_size")
 
   def _resume(self) -> bool:

@@ -81,6 +81,7 @@ def _make_train_fns(
   apart = optimizer_config.separate_optimizers or frozen
   groups = functools.partial(generators.groups, spec) if apart else None
 
+  @jax.jit  # here, so that the shapes and the weights are traced once
   def init_params() -> dict:
     key = jax.random.fold_in(make_key(seed), step.FIRST_WEIGHTS)
     return objectives.init_params(spec, key)
@@ -107,7 +108,7 @@ def _make_train_fns(
   sharded = step.TrainState(step=False, params=False, opt_state=optimizer_config.sharded)
   sharding = parallel.StateSharding(shapes, sharded, devices)
   return TrainFns(
-    init_params=jax.jit(init_params),
+    init_params=init_params,
     init_state=sharding.init_state(init_state),
     shapes=shapes,
     sharding=sharding,
