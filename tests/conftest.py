@@ -91,6 +91,8 @@ size = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
+# NumPy computes the order of examples as TensorFlow does, whose import takes 3 s of a child's CPU.
+PACKAGE_PATH = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'without_tensorflow'}"
 # A process whose files are limited would cut these short, for later ones to find.
 WITHOUT_CACHES = {"PYTHONDONTWRITEBYTECODE": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"}
 
@@ -98,12 +100,12 @@ WITHOUT_CACHES = {"PYTHONDONTWRITEBYTECODE": "1", "JAX_ENABLE_COMPILATION_CACHE"
 def python(
   *args, env: dict | None = None, file_bytes: int | None = None, **options
 ) -> subprocess.CompletedProcess:
-  """Runs Python with the package on its path; returns its exit code, output and errors.
+  """Runs Python with the package on its path, and no TensorFlow; returns a finished process.
 
   Args:
     file_bytes: the size that no file may exceed: writes fail as on a full disk.
   """
-  env = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+  env = {**os.environ, "PYTHONPATH": PACKAGE_PATH, **(env or {})}
   if file_bytes:
     args = ("-c", LIMITED, file_bytes, *args)
     env |= WITHOUT_CACHES
@@ -133,6 +135,16 @@ def forget_programs():
     import jax
 
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch):
+  """Leaves the pictures of runs empty: drawing takes half of a short run's time.
+
+  Tests of pictures call `curves.draw`; a run that a wider fixture trains draws its own.
+  """
+  if summary := sys.modules.get("electra_jax.pretrain.summary"):
+    monkeypatch.setattr(summary, "draw_curves", lambda run, history: None)
 
 
 # A vocabulary in which nearly every letter is a token.
@@ -193,6 +205,17 @@ def make_tiny_config(shards: str):
   )
   config.update_from_flattened_dict(small)
   return config
+
+
+@pytest.fixture(scope="session", name="straight")
+def straight_run(tiny_shards, tmp_path_factory):
+  """The workdir of a run that nothing interrupted, for every file of tests; not to be changed."""
+  from electra_jax.pretrain import train
+
+  config = make_tiny_config(tiny_shards)
+  workdir = tmp_path_factory.mktemp("straight")
+  assert train.train(config, workdir).step == config.train.steps
+  return workdir
 
 
 @pytest.fixture

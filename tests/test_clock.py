@@ -130,8 +130,13 @@ def horizon_of(workdir) -> dict:
 def test_a_run_by_the_clock_is_the_run_of_its_decided_steps_bit_for_bit(
   tiny_shards, tmp_path, fast_clock, capsys
 ):
+  def sparse():
+    c = make_tiny_config(tiny_shards)
+    c.eval.every_steps, c.checkpoint.every_steps, c.log.every_steps = 20, 5, 10
+    return c
+
   def config():
-    c = by_the_clock(make_tiny_config(tiny_shards), minutes=11)
+    c = by_the_clock(sparse(), minutes=6)
     c.train.steps = 200
     return c
 
@@ -143,7 +148,7 @@ def test_a_run_by_the_clock_is_the_run_of_its_decided_steps_bit_for_bit(
     f"step {found['step']}: the learning rate decays until step {steps}" in capsys.readouterr().out
   )
 
-  plain = make_tiny_config(tiny_shards)
+  plain = sparse()
   plain.objective.name, plain.train.steps = "bert", steps
   plain.optimizer.schedule, plain.optimizer.decay_steps = "wsd", found["decay_steps"]
   assert train.train(plain, tmp_path / "plain").step == steps

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import long_except, make_tiny_config, parse_fields
+from test_report import GOLDEN
 from test_train import lines
 
 import electra_jax
@@ -32,7 +33,8 @@ RUNS = {
     " generator.tie=none generator.width_multiplier=1.0"
   ),
 }
-STILL = {"optimizer.learning_rate": 1e-30, "optimizer.warmup_steps": 0, "train.steps": 1}
+WARM_UP = {"optimizer.warmup_steps": 1}
+STILL = {**WARM_UP, "train.steps": 1}  # the first rate is 0: weights stay, and programs are shared
 
 
 def unset(shards: str, origin: Path, **fields):
@@ -45,7 +47,7 @@ def unset(shards: str, origin: Path, **fields):
 
 def run_of(shards: str, workdir: Path, fields: str) -> Path:
   config = make_tiny_config(shards)
-  config.update_from_flattened_dict({**parse_fields(fields), "train.steps": 2})
+  config.update_from_flattened_dict({**parse_fields(fields), **WARM_UP, "train.steps": 2})
   train.train(config, workdir)
   return workdir
 
@@ -110,21 +112,23 @@ def test_a_detector_alone_and_a_masked_language_model_alone(tiny_shards, tmp_pat
   assert initial.resolve(config)[1] == {}
 
 
-def test_fields_that_are_set_and_differ_are_refused_by_name(tiny_shards, tmp_path):
-  origin = run_of(tiny_shards, tmp_path / "origin", f"{SHAPES} model.num_heads=4")
-  hf = export(origin, tmp_path / "hf")
-  for source in (origin, hf):
-    config = make_tiny_config(tiny_shards)  # which sets two heads and a narrow generator
+def test_fields_that_are_set_and_differ_are_refused_by_name(
+  tiny_shards, straight, tmp_path, monkeypatch
+):
+  hf = export(straight, tmp_path / "hf")
+  for source in (straight, hf):
+    config = make_tiny_config(tiny_shards)  # which also sets what is equal
+    config.model.num_heads, config.generator.width_multiplier = 4, 1.5
     config.init_from = str(source)
     with pytest.raises(ExchangeError) as refused:
       train.train(config, tmp_path / "new")
     assert str(refused.value) == (
-      f"config.init_from={source} has model.num_heads=4 (here 2), generator.width_multiplier=1.5"
-      " (here 0.5): leave these fields unset, as in configs/base.py, to take them from init_from"
+      f"config.init_from={source} has model.num_heads=2 (here 4), generator.width_multiplier=0.5"
+      " (here 1.5): leave these fields unset, as in configs/base.py, to take them from init_from"
     )
     assert not (tmp_path / "new" / "config.json").exists()
     # On the command line, a field is set though its value is base.py's.
-    with pytest.raises(ExchangeError, match=r"has model.num_heads=4 \(here 12\): leave"):
+    with pytest.raises(ExchangeError, match=r"has model.num_heads=2 \(here 12\): leave"):
       initial.resolve(unset(tiny_shards, source), ["model.num_heads", "train.steps"])
   long = unset(tiny_shards, hf)
   long.data.seq_length = 32  # raising max_positions was named first, then refused
@@ -133,8 +137,10 @@ def test_fields_that_are_set_and_differ_are_refused_by_name(tiny_shards, tmp_pat
   # What only changes outputs is taken as it is set.
   config, taken = initial.resolve(unset(tiny_shards, hf, **{"model.layer_norm_eps": 1e-5}))
   assert config.model.layer_norm_eps == 1e-5 and "model.layer_norm_eps" not in taken
-  tied = unset(tiny_shards, hf, **{"generator.tie": "none"})
-  assert initial.resolve(tied)[1]["generator.embedding_size"] == 8  # one table becomes two
+  # One table of width 32 becomes two, though the generator is 8 wide.
+  monkeypatch.chdir(shutil.copytree(GOLDEN, tmp_path / "golden"))
+  tied = unset(tiny_shards, export(Path("run"), tmp_path / "narrow"), **{"generator.tie": "none"})
+  assert initial.resolve(tied)[1]["generator.embedding_size"] == 32
 
 
 @pytest.mark.long
@@ -191,8 +197,8 @@ def test_a_build_for_init_from_has_its_vocabulary(tiny_shards, tmp_path):
   assert initial.with_vocabulary(config).data.vocab == config.data.vocab
 
 
-def test_the_caller_keeps_its_configuration(tiny_shards, tmp_path):
-  config = unset(tiny_shards, run_of(tiny_shards, tmp_path / "origin", SHAPES))
+def test_the_caller_keeps_its_configuration(tiny_shards, straight):
+  config = unset(tiny_shards, straight)
   before = compare.flatten(config)
   resolved, taken = initial.resolve(config)
   assert compare.flatten(config) == before and compare.flatten(resolved) == {**before, **taken}

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import make_tiny_config
+from conftest import PACKAGE_PATH, make_tiny_config
 from test_checkpoint import open_run
-from test_train import STEPS, assert_close, command, programs_of, straight_run  # noqa: F401 (a fixture)
+from test_train import STEPS, assert_close, command, programs_of
 
 from electra_jax.monitor import metrics
 from electra_jax.runtime import parallel
@@ -27,7 +27,7 @@ def start(config, workdir, *args) -> subprocess.Popen:
     stderr=subprocess.PIPE,
     text=True,
     cwd=ROOT,
-    env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
+    env={**os.environ, "PYTHONPATH": PACKAGE_PATH, "JAX_NUM_CPU_DEVICES": "1"},
   )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from test_train import (  # noqa: F401 (three are fixtures)
+from test_train import (  # noqa: F401 (two are fixtures)
   STEPS,
   assert_same_run,
   begun_run,
@@ -22,7 +22,6 @@ from test_train import (  # noqa: F401 (three are fixtures)
   lines,
   programs_of,
   saved,
-  straight_run,
 )
 
 from electra_jax.data import pretrain_batches

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import long_except, make_tiny_config
+from conftest import long_except
 from rich.console import Console
 
 from electra_jax.config import compare, specs
@@ -58,14 +58,6 @@ def assert_same_run(workdir: Path, other: Path) -> None:
   """Checks that two runs ended with the same bits and said the same on the way."""
   assert saved(workdir) == saved(other)
   assert lines(workdir) == lines(other)
-
-
-@pytest.fixture(scope="module", name="straight")
-def straight_run(tiny_shards, tmp_path_factory):
-  """The workdir of a run that nothing interrupted."""
-  workdir = tmp_path_factory.mktemp("straight")
-  assert train.train(make_tiny_config(tiny_shards), workdir).step == STEPS
-  return workdir
 
 
 @pytest.fixture(name="copy")

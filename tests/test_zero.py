@@ -9,14 +9,7 @@ import numpy as np
 import optax
 import pytest
 from test_step import make_batch, make_spec
-from test_train import (
-  STEPS,
-  assert_close,
-  interrupt_at,
-  programs_of,
-  saved,
-  straight_run,  # noqa: F401 (a fixture)
-)
+from test_train import STEPS, assert_close, interrupt_at, programs_of, saved
 
 from electra_jax.core import optimizer, params, step, zero
 from electra_jax.pretrain import train
