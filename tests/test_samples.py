@@ -1,9 +1,12 @@
 """Samples of what a network has learned: which sentences are shown, and what is counted."""
 
+import contextlib
+import io
 import json
 import random
 import re
 import shutil
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +22,7 @@ from electra_jax.data.pretrain_batches import Shards
 from electra_jax.encoder import Fill, Token
 from electra_jax.evaluate import samples
 from electra_jax.interop.sources import ExchangeError
+from electra_jax.runtime import processes
 
 WORDS = "the a old new red cat dog tree house river sees takes gives finds near under over".split()
 CODE = "the old cat = sees ( a new dog near the tree ) ."
@@ -187,16 +191,21 @@ def test_texts_of_ones_own_are_filled_or_checked(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def mine(text, tmp_path_factory):
-  """A quickstart on the text, run twice: its folder and what it printed the second time."""
+  """A quickstart on the text, run again here: its folder and what it printed the second time."""
   folder = tmp_path_factory.mktemp("mine")
   fields = {"data.sources": f"text:{text[0]}", "data.vocab_size": 150, "train.steps": 4}
   fields |= {"data.holdout_frac": 0.2, "data.split_lines": False, "eval.max_examples": 16}
   fields |= {"model.num_layers": 2, "model.hidden_size": 32, "model.embedding_size": 32}
   given = [f"--config.{name}={value}" for name, value in fields.items()]
-  for _ in range(2):
-    done = python("-m", "electra_jax", "quickstart", "--workdir=runs/mine", *given, cwd=folder)
-    assert done.returncode == 0, done.stderr
-  return folder, done.stdout
+  done = python("-m", "electra_jax", "quickstart", "--workdir=runs/mine", *given, cwd=folder)
+  assert done.returncode == 0, done.stderr
+  before = signal.getsignal(signal.SIGUSR2)
+  with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+    patch.chdir(folder)
+    patch.setattr(processes, "initialize", lambda *args: None)  # JAX has been started here
+    cli.call("quickstart", ["--workdir=runs/mine", *given])
+  signal.signal(signal.SIGUSR2, before)
+  return folder, printed.getvalue()
 
 
 def test_the_quickstart_goes_from_text_to_samples_and_a_report(mine):
