@@ -21,7 +21,8 @@ SLOW = {"jax", "flax", "optax", "orbax", "tensorflow", "tokenizers", "matplotlib
 
 def call(*args: str, folder: Path = ROOT) -> subprocess.CompletedProcess:
   """Runs the command in a folder; its errors are followed by the modules that it imports."""
-  return python("-X", "importtime", "-m", "electra_jax", *args, cwd=folder)
+  env = {"PYTHONPATH": str(ROOT)}  # with TensorFlow, whose import would be seen
+  return python("-X", "importtime", "-m", "electra_jax", *args, cwd=folder, env=env)
 
 
 def slow_imports(done: subprocess.CompletedProcess) -> set[str]:
