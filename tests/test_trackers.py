@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import os
 import sys
 import types
 
 import pytest
+from conftest import ROOT, python
 from rich.console import Console
 
 from electra_jax.commands import cli
@@ -37,6 +39,23 @@ def test_a_tracker_that_is_unknown_or_missing_is_one_line_before_the_start(tiny_
     with pytest.raises(ValueError, match=f"trackers={name} needs .*'electra_jax.{name}.'$"):
       train.train(tiny_config, tmp_path / "a")
   assert not (tmp_path / "a").exists()
+
+
+STARTED = """
+import pathlib, sys
+from electra_jax.monitor import trackers
+trackers.Events(trackers.Start(pathlib.Path(sys.argv[1]), 0, False, {})).close(False)
+import torch
+"""
+
+
+@pytest.mark.long
+def test_tensorboard_starts_without_importing_pytorch(tmp_path):
+  (tmp_path / "torch.py").write_text("raise SystemExit('imported')")
+  where = os.pathsep.join([str(tmp_path), str(ROOT)])
+  done = python("-c", STARTED, tmp_path / "run", env={"PYTHONPATH": where})
+  assert done.stderr == "imported\n"  # by the last line, as the event file shows
+  assert list(tmp_path.glob("run/tensorboard/events*"))
 
 
 def test_a_run_has_its_id_in_a_tracker_until_it_starts_over(tmp_path):

@@ -8,6 +8,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +52,17 @@ class Start:
     return ids[tracker]
 
 
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+  """Lets imports of a module fail, unless it is imported already."""
+  hidden = sys.modules.setdefault(module, None) is None
+  try:
+    yield
+  finally:
+    if hidden:
+      del sys.modules[module]
+
+
 class Tracker(Protocol):
   """The interface of a tracker; one whose methods raise anything is dropped."""
 
@@ -68,9 +80,9 @@ class Events:
   """
 
   def __init__(self, start: Start):
-    # Slow imports.
-    from tensorboardX import event_file_writer, summary
-    from tensorboardX.proto import event_pb2
+    with _without("torch"):  # tensorboardX imports it where it is installed: seconds of a start
+      from tensorboardX import event_file_writer, summary
+      from tensorboardX.proto import event_pb2
 
     folder = start.folder / "tensorboard"
     folder.mkdir(parents=True, exist_ok=True)
