@@ -5,7 +5,8 @@ RUN = .venv/bin/python
 DOCS = .venv/docs/bin/python
 EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert modernbert_export spm exchange tf1 weight_files encoder calls onnx)
 # What tests compile is kept, for each other and for the next time.
-test test-core test-long test-hf test-faults mutants: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
+test test-core test-long test-hf test-faults test-slurm test-versions test-buckets test-trackers test-notebook \
+mutants: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
 .PHONY: quickstart test test-core lint hf-packages test-versions test-long test-faults mutants test-slurm test-hf test-tpu
 .PHONY: test-gpu-compile test-engines test-buckets test-trackers test-notebook test-docs test-report
