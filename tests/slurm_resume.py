@@ -1,6 +1,6 @@
 """Runs launch/slurm.sbatch, as it is, on a SLURM of its own on this machine.
 
-  python tests/slurm_resume.py [--steps=60] [--folder=DIR]
+  python tests/slurm_resume.py [--steps=40] [--folder=DIR]
 
 Needs Debian's slurm-wlm and munge, and root. A node of two made-up GPUs gets two jobs that say what
 a task takes of it, then two of two processes each. One is left alone; the other is told to stop as
@@ -268,7 +268,7 @@ def compare(folder: Path, steps: int, console: Console) -> bool:
 def main() -> int:
   """Runs from the command line."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--steps", type=int, default=60)
+  parser.add_argument("--steps", type=int, default=40)
   parser.add_argument("--folder", type=Path, default=None, help="kept, for a look at the logs")
   args = parser.parse_args()
   missing = [name for name in PROGRAMS if shutil.which(name) is None]
