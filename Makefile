@@ -5,11 +5,11 @@ RUN = .venv/bin/python
 DOCS = .venv/docs/bin/python
 EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert modernbert_export spm exchange tf1 weight_files encoder calls onnx)
 # What tests compile is kept, for each other and for the next time.
-test test-core test-long test-hf test-faults test-slurm test-versions test-buckets test-trackers test-notebook \
+test test-core test-long test-hf test-faults test-nightly test-slurm test-versions test-buckets test-trackers test-notebook \
 mutants: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled
 
-.PHONY: quickstart test test-core lint hf-packages test-versions test-long test-faults mutants test-slurm test-hf test-tpu
-.PHONY: test-gpu-compile test-engines test-buckets test-trackers test-notebook test-docs test-report
+.PHONY: quickstart test test-core lint hf-packages test-versions test-long test-faults test-nightly mutants test-slurm
+.PHONY: test-hf test-tpu test-gpu-compile test-engines test-buckets test-trackers test-notebook test-docs test-report
 .PHONY: speedrun speedrun-smoke gpu gpu-smoke docs dist lock clean
 
 quickstart: .venv/ready  ## corpus, vocabulary, shards, training, samples, report: five minutes on two cores
@@ -26,10 +26,14 @@ lint: .venv/ready
 	$(RUN) -m ruff format --check .
 
 test-long: .venv/ready  ## what the default tests leave out because it compiles for minutes; test-hf runs its own
-	$(RUN) -m pytest -m long $(EXCHANGE:%=--ignore=%)
+	$(RUN) -m pytest -m "long and not nightly" $(EXCHANGE:%=--ignore=%)
 
 test-faults: .venv/ready  ## kill, starve and damage real runs, and compare what they end with, bit for bit
-	$(RUN) -m pytest -m faults tests/faults
+	$(RUN) -m pytest -m "faults and not nightly" tests/faults
+
+test-nightly: .venv/ready  ## what repeats a claim on more inputs: more kills, objectives, generators
+	$(RUN) -m pytest -m nightly
+	$(RUN) tests/notebook.py --whole
 
 mutants: .venv/ready  ## changes one line at a time and asks whether the tests notice: hours; ARGS=--part=0/4
 	$(RUN) tests/mutants.py $(ARGS)
@@ -38,13 +42,11 @@ test-slurm: .venv/ready  ## launch/slurm.sbatch on a real SLURM of this machine 
 	$(RUN) tests/slurm_resume.py
 
 hf-packages: .venv/ready
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile transformers==5.23.0 accelerate==1.15.0
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile sentence-transformers==6.2.0
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.32.0
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0 transformers==5.23.0 \
+	  accelerate==1.15.0 sentence-transformers==6.2.0 onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.32.0
 
 test-hf: hf-packages  ## exchange with Hugging Face, against transformers on PyTorch (installs both)
-	$(RUN) -m pytest -m "long or not long" $(EXCHANGE)
+	$(RUN) -m pytest -m "not nightly" $(EXCHANGE)
 
 test-versions: .venv/ready  ## core tests and a training on the oldest and the newest Python and libraries that pyproject.toml allows
 	$(RUN) tests/versions.py

@@ -36,11 +36,17 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
-def long_except(*quick: int, of) -> list:
-  """Returns the cases `of` a parametrization; all but the `quick` ones, by index, are long."""
+def long_except(*quick: int, of, nightly=()) -> list:
+  """Returns the cases `of` a parametrization; all but the `quick` ones, by index, are long.
+
+  Of those, the `nightly` ones repeat what another says.
+  """
   return [
     case if i in quick
-    else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
+    else pytest.param(
+      *(case if isinstance(case, tuple) else (case,)),
+      marks=[pytest.mark.long, *[pytest.mark.nightly] * (i in nightly)],
+    )
     for i, case in enumerate(of)
   ]  # fmt: skip
 

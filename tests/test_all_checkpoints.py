@@ -37,7 +37,7 @@ def config_of(shards: str, **fields):
   return config
 
 
-@pytest.fixture(params=long_except(0, of=list(FIELDS)))
+@pytest.fixture(params=long_except(0, of=list(FIELDS), nightly=(1,)))
 def run(request, tiny_shards, tmp_path, monkeypatch):
   """The workdir of a run of four steps, and the parameters that it began with."""
   origin, began = tmp_path / "origin", []

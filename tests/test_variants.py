@@ -211,8 +211,17 @@ COMBINATIONS = {
 }
 
 
+# Each has code of its own in the network.
+APART = "bert", "coco_lm", "electric", "two_tower", "frozen", "gdes"
+
+
 @pytest.mark.parametrize(
-  "name", [pytest.param(n, marks=[] if n == "bert" else [pytest.mark.long]) for n in COMBINATIONS]
+  "name",
+  long_except(
+    list(COMBINATIONS).index("bert"),
+    of=list(COMBINATIONS),
+    nightly=[i for i, name in enumerate(COMBINATIONS) if name not in APART],
+  ),
 )
 def test_every_objective_generator_and_tie_trains_modern_blocks(name):
   """The gradient of the loss is finite and reaches every layer of the discriminator."""

@@ -16,6 +16,7 @@ BY_THE_CLOCK = {
   "checkpoint__every_steps": 2,
 }
 MANY = 2000  # steps, more than the time allows
+SLOW = harness.program(harness.PACED.replace("0.3", "0.6"))  # each second one saves
 
 
 def decisions(workdir) -> list[dict]:
@@ -40,17 +41,19 @@ def without_decisions(workdir) -> list[dict]:
   return [x for x in lines if x["split"] != "heldout" or x["step"] not in extra]
 
 
-def test_ten_kills_of_a_run_by_the_clock_end_in_the_bits_of_its_steps(data, tmp_path):
+@pytest.mark.parametrize("each", [2, pytest.param(5, marks=pytest.mark.nightly)])
+def test_kills_of_a_run_by_the_clock_end_in_the_bits_of_its_steps(data, tmp_path, each):
+  """So many before the decay has begun, and as many after."""
   rng, workdir, alone = random.Random(SEED), tmp_path / "run", tmp_path / "alone"
   print(f"FAULTS_SEED={SEED}")
 
   def start() -> harness.Run:
-    fields = BY_THE_CLOCK | {"train__minutes": 3.0}
-    return harness.Run(data, workdir, MANY, head=harness.program(harness.PACED), **fields)
+    fields = BY_THE_CLOCK | {"train__minutes": 1 + 0.4 * each}
+    return harness.Run(data, workdir, MANY, head=SLOW, **fields)
 
   kills = {False: 0, True: 0}  # by whether the decay has begun
-  while (run := start()) and sum(kills.values()) < 10:
-    decay = kills[False] >= 5
+  while (run := start()) and sum(kills.values()) < 2 * each:
+    decay = kills[False] >= each
     run.until(harness.newest(workdir) + 1)
     if decay:
       run.when(lambda: decisions(workdir))
@@ -68,7 +71,7 @@ def test_ten_kills_of_a_run_by_the_clock_end_in_the_bits_of_its_steps(data, tmp_
 
 def test_two_processes_agree_on_where_a_run_by_the_clock_ends(data, tmp_path):
   fields = BY_THE_CLOCK | {"train__minutes": 1.0}
-  harness.finish(harness.pair(data, tmp_path / "run", MANY, **fields))
+  harness.finish(harness.pair(data, tmp_path / "run", MANY, head=SLOW, **fields))
   found = decisions(tmp_path / "run")[-1]
   harness.finish(harness.pair(data, tmp_path / "alone", found["steps"], **of_steps(found)))
   steps = found["steps"]

@@ -92,8 +92,15 @@ def test_a_run_continues_over_a_full_disk_with_on_error_continue(data, alone, di
   assert all(line in theirs for line in ours)  # some are missing, none is half there
 
 
-@pytest.mark.parametrize("room_again", [False, True], ids=["full", "with room again"])
-@pytest.mark.parametrize("on_error", ["stop", "continue"])
+@pytest.mark.parametrize(
+  ("on_error", "room_again"),
+  [
+    pytest.param("stop", False, id="stop, full"),
+    pytest.param("stop", True, id="stop, with room again", marks=pytest.mark.nightly),
+    pytest.param("continue", False, id="continue, full", marks=pytest.mark.nightly),
+    pytest.param("continue", True, id="continue, with room again"),
+  ],
+)
 def test_two_processes_over_a_disk_that_fills_up_in_a_save_end_with_a_line(
   data, two_alone, disk, on_error, room_again
 ):

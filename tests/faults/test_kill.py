@@ -39,7 +39,9 @@ def test_a_build_killed_at_any_moment_is_done_again_to_the_same_bytes(data, tmp_
       assert (tmp_path / "data" / name).read_bytes() == (data / "data" / name).read_bytes(), name
 
 
-def test_a_dozen_kills_end_in_the_same_bits(data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("each", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_kills_at_any_moment_end_in_the_same_bits(data, tmp_path, monkeypatch, each):
+  """Six kills, or a dozen."""
   rng, workdir, alone = random.Random(SEED), tmp_path / "run", tmp_path / "alone"
   harness.Run(data, alone, STEPS, **harness.ELECTRA).finish()
   print(f"FAULTS_SEED={SEED}")
@@ -61,16 +63,16 @@ def test_a_dozen_kills_end_in_the_same_bits(data, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
     kill("at the start", start(), lambda _: True, rng.uniform(0.5, 5))
-    for _ in range(2):
+    for _ in range(each):
       kill("compiling", start(), restores, rng.uniform(0, 3))
-  for after in sorted(rng.sample(range(1, 11), 3)):
+  for after in sorted(rng.sample(range(1, 11), 2 * each - 1)):
     kill(f"after step {after}", start(), lambda run, n=after: run.has_reached(n))
-  for _ in range(2):
+  for _ in range(each):
     saving = harness.saves(workdir)
     kill("saving", start(), lambda _, saving=saving: saving(), rng.uniform(0, 0.02))
-  for _ in range(2):
+  for _ in range(each):
     kill("restoring", start(), restores, rng.uniform(0, 0.2))
-  for after in sorted(rng.sample(range(12, 30), 2)):
+  for after in sorted(rng.sample(range(12, 30), each)):
     step = max(after, harness.newest(workdir) + 1)
     kill(f"after step {step}", start(), lambda run, n=step: run.has_reached(n))
   output = start().finish()
@@ -104,7 +106,12 @@ def test_a_checkpoint_that_is_half_deleted_does_not_count_as_one(data, alone, wo
   assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == ["40", "44"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+  "number",
+  # Beside this one, a job of SLURM gets it.
+  [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.nightly)],
+  ids=lambda n: n.name,
+)
 def test_a_stopped_run_saves_and_resumes_to_the_same_bits(data, alone, workdir, number):
   run = harness.Run(data, workdir, STEPS).until(7)
   run.send(number)

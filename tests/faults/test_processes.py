@@ -19,7 +19,10 @@ pytestmark = pytest.mark.faults
 PACED = harness.program(harness.PACED)
 
 
-@pytest.mark.parametrize("both", [True, False], ids=["both", "one of two"])
+@pytest.mark.parametrize(
+  "both",
+  [pytest.param(True, id="both", marks=pytest.mark.nightly), pytest.param(False, id="one of two")],
+)
 def test_after_a_signal_two_processes_save_the_same_step(data, two_alone, workdir, both):
   runs = harness.pair(data, workdir, STEPS, head=PACED)
   runs[0].until(7)
@@ -65,7 +68,7 @@ def test_a_signal_in_a_save_stops_two_processes(data, workdir):
 SLOW_EVALUATION = harness.PACED.replace("train_step", "eval_step").replace("0.3", "0.6")
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_signal_in_an_evaluation_ends_the_run_which_then_repeats_it(
   data, tmp_path, workdir, count
 ):
@@ -82,7 +85,9 @@ def test_a_signal_in_an_evaluation_ends_the_run_which_then_repeats_it(
   assert harness.outcome(workdir, 20) == harness.outcome(alone, 20)
 
 
-@pytest.mark.parametrize(("killed", "starting"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize(
+  ("killed", "starting"), [(0, False), pytest.param(1, False, marks=pytest.mark.nightly), (1, True)]
+)
 def test_where_one_of_two_dies_the_other_ends_with_a_message(
   data, two_alone, workdir, killed, starting
 ):
