@@ -34,7 +34,13 @@ def fill_when(folder, condition) -> None:
   threading.Thread(target=work, daemon=True).start()
 
 
-@pytest.mark.parametrize("while_saving", [False, True], ids=["before a save", "during a save"])
+@pytest.mark.parametrize(
+  "while_saving",
+  [
+    pytest.param(False, id="before a save", marks=pytest.mark.nightly),
+    pytest.param(True, id="during a save"),
+  ],
+)
 def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(data, alone, disk, while_saving):
   workdir = disk / "run"
   run = harness.Run(data, workdir, STEPS, log__trackers="", log__every_steps=6)
