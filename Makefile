@@ -4,6 +4,8 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 DOCS = .venv/docs/bin/python
 EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert modernbert_export spm exchange tf1 weight_files encoder calls onnx)
+# Some images forbid bytecode; then each process compiles the tests and the package again.
+export PYTHONDONTWRITEBYTECODE =
 # What tests compile is kept, for each other and for the next time.
 test test-core test-long test-hf test-faults test-nightly test-slurm test-versions test-buckets test-trackers test-notebook \
 mutants: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.pytest_cache/compiled

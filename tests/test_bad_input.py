@@ -5,6 +5,7 @@ what it names) and a part of the line. They run in a folder with what an earlier
 (`golden/version_0_1`: data, run, finetuned) and the files that `place` adds.
 """
 
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -324,6 +325,7 @@ def place(tmp_path_factory) -> Path:
 
 def become(command: str, place: Path) -> None:
   """Runs a program in the folder; what it prints goes to the file `output`."""
+  gc.freeze()  # a collection would write to, and so copy, the pages of all that was imported
   with (place / "output").open("w") as file:
     for stream in (sys.stdout, sys.stderr):
       os.dup2(file.fileno(), stream.fileno())
