@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import functools
+import gc
 import os
 import random
 import re
@@ -34,6 +35,9 @@ collect_ignore = ["without_tensorflow", "faults/preload.py", "golden"]
 _compiled = tempfile.TemporaryDirectory(prefix="electra_jax_tests_")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# Most of what is left is tracing: lines of source in every operation, which nobody reads here, are
+# a seventh of its time, and garbage collections a fifth.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 
 def long_except(*quick: int, of, nightly=()) -> list:
@@ -56,6 +60,12 @@ def pytest_collection_modifyitems(items):
   for item in items:
     if item.path.stem == "test_house" or needs_only_core(item.path):
       item.add_marker("core")
+
+
+def pytest_collection_finish():
+  """Lets the garbage collector pass over what was imported, and run seldom."""
+  gc.freeze()
+  gc.set_threshold(50_000, 20, 20)
 
 
 @functools.cache
