@@ -147,7 +147,7 @@ def forget_programs():
   """Drops compiled programs: XLA crashes at Linux's limit of 65,530 mappings a process."""
   yield
   maps = Path("/proc/self/maps")
-  if maps.exists() and len(maps.read_bytes().splitlines()) > 10_000:
+  if maps.exists() and len(maps.read_bytes().splitlines()) > 30_000:
     import jax
 
     jax.clear_caches()
