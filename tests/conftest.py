@@ -55,9 +55,9 @@ def long_except(*quick: int, of, nightly=()) -> list:
   ]  # fmt: skip
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
   """Marks the tests of the pure layer as `core`, and the rules of the house with them."""
-  for item in items:
+  for item in items if "core" in config.option.markexpr else ():  # it takes a second
     if item.path.stem == "test_house" or needs_only_core(item.path):
       item.add_marker("core")
 
