@@ -156,7 +156,7 @@ def test_positions_that_need_neither_a_table_nor_rotations_are_an_entry_alone(mo
   monkeypatch.setitem(transformer_config.POSITIONS, "none", transformer_config.PositionsDef())
   cfg = dataclasses.replace(D, positions="none", num_heads=D.hidden_size)  # heads of width 1
   tables = jax.eval_shape(lambda: networks.init_embeddings(cfg, jax.random.key(0)))
-  assert "position" not in tables and encoder._rope_tables(cfg, 16, None) == {}
+  assert "position" not in tables
 
 
 def test_comparisons_with_names_of_entries_are_those_that_are_listed():

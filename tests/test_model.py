@@ -270,7 +270,7 @@ make_dropout_seeds = jax.jit(layers.make_dropout_seeds, static_argnums=1)
 
 
 def test_dropout_drops_the_rate_and_keeps_the_mean():
-  seeds, _ = make_dropout_seeds(jax.random.split(jax.random.key(0), 64), 1)
+  seeds, _ = make_dropout_seeds(jax.random.split(jax.random.key(0), (64, 2)), 1)
   x = jnp.ones((64, 100, 100))
   for rate in (0.1, 0.5):
     y = np.asarray(layers.dropout(x, rate, seeds))
@@ -281,9 +281,10 @@ def test_dropout_drops_the_rate_and_keeps_the_mean():
 
 
 def test_dropout_sites_rows_layers_and_neighbours_are_independent():
-  keys = jax.random.split(jax.random.key(3), 8)
+  keys = jax.random.split(jax.random.key(3), (8, 2))
   first, others = make_dropout_seeds(keys, 2)
-  dropout_seeds = [first, *others[0].swapaxes(0, 1), *others[1].swapaxes(0, 1)]
+  own = others[:, :, : layers.SITES_PER_LAYER]  # the last site's seeds are equal in all rows
+  dropout_seeds = [first, *own[0].swapaxes(0, 1), *own[1].swapaxes(0, 1)]
   kept = np.stack(
     [np.asarray(layers.dropout(jnp.ones((8, 64, 256)), 0.5, s)) > 0 for s in dropout_seeds]
   )
@@ -298,7 +299,7 @@ def test_dropout_sites_rows_layers_and_neighbours_are_independent():
 
 
 def test_dropout_depends_on_the_row_key_and_on_nothing_else_in_the_batch():
-  keys = jax.random.split(jax.random.key(0), 4)
+  keys = jax.random.split(jax.random.key(0), (4, 2))
   x = jax.random.normal(jax.random.key(1), (4, 6, 8))
   whole, _ = make_dropout_seeds(keys, 3)
   alone, _ = make_dropout_seeds(keys[2:3], 3)
@@ -307,7 +308,7 @@ def test_dropout_depends_on_the_row_key_and_on_nothing_else_in_the_batch():
 
 
 def test_dropout_of_zero_costs_nothing():
-  seeds, _ = layers.make_dropout_seeds(jax.random.split(jax.random.key(0), 2), 1)
+  seeds, _ = layers.make_dropout_seeds(jax.random.split(jax.random.key(0), (2, 2)), 1)
   program = jax.make_jaxpr(lambda x: layers.dropout(x, 0.0, seeds))(jnp.ones((2, 3)))
   assert not program.eqns
 
@@ -330,7 +331,7 @@ def test_the_four_sites_of_dropout_are_where_numpy_puts_them():
 
   @jax.jit
   def run(p, x):
-    dropout_seeds = layers.make_dropout_seeds(jax.random.split(jax.random.key(5), 2), 1)
+    dropout_seeds = layers.make_dropout_seeds(jax.random.split(jax.random.key(5), (2, 2)), 1)
 
     def kept(shape, rate, seeds):
       return layers.dropout(jnp.ones((2, *shape)), rate, seeds)

@@ -24,7 +24,7 @@ KINDS = {
   "block": "core.encoder.BLOCKS",
   "norm": "core.layers.NORMS",
   "feed_forward": "core.layers.FEED_FORWARDS",
-  "positions": "core.transformer_config.POSITIONS",
+  "positions": "core.positions.POSITIONS",
   "attention": "core.attention.ATTENTION",
   "optimizer": "core.optimizer.OPTIMIZERS",
   "schedule": "core.learning_rates.SCHEDULES",

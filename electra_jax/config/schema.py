@@ -102,8 +102,9 @@ def _head_layers() -> Collection[str]:
   return ("auto", *registry.table("head_layers"))
 
 
-def _positions(config: ConfigDict):
-  return registry.table("positions")[config.model.positions]
+def _unread_positions(name: str) -> Callable[[ConfigDict], bool]:
+  """Returns whether a configuration's position encoding does not read model.NAME."""
+  return lambda c: name not in registry.table("positions")[c.model.positions].fields
 
 
 def _objective(config: ConfigDict):
@@ -163,13 +164,16 @@ PRETRAINING = {
   "model.feed_forward": Row(kind="feed_forward", defines=SHAPES, earlier="gelu"),
   "model.positions": Row(kind="positions", defines=SHAPES, earlier="learned"),
   "model.rope_theta": Row(
-    ABOVE_0, defines=RUN, earlier=10_000.0, has_no_effect=lambda c: not _positions(c).rotary
+    ABOVE_0, defines=RUN, earlier=10_000.0, has_no_effect=_unread_positions("rope_theta")
   ),
   "model.local_rope_theta": Row(
     ABOVE_0,
     defines=RUN,
     earlier=10_000.0,
-    has_no_effect=lambda c: not _positions(c).rotary or c.model.global_every == 1,
+    has_no_effect=lambda c: _unread_positions("local_rope_theta")(c) or c.model.global_every == 1,
+  ),
+  "model.position_buckets": Row(
+    ABOVE_0, defines=SHAPES, earlier=256, has_no_effect=_unread_positions("position_buckets")
   ),
   "model.global_every": Row(ABOVE_0, defines=RUN, earlier=1),
   "model.window": Row(

@@ -1,4 +1,4 @@
-"""Attention to all tokens, to a document or to a window, and rotary positions.
+"""Attention to all tokens, to a document or to a window.
 
 Letters as in `encoder`. A new implementation is a function and an entry in ATTENTION.
 """
@@ -15,32 +15,6 @@ from electra_jax.core.batch import TOKENS_PER_DOCUMENT
 from electra_jax.core.layers import dropout, einsum_float32
 from electra_jax.core.transformer_config import TransformerConfig
 
-# cosines and sines [L, d / 2], or [B, L, d / 2] if positions differ between rows; float32
-Table = tuple[jax.Array, jax.Array]
-
-
-def rope_table(length: int, width: int, theta: float) -> Table:
-  """Returns cos and sin of the angles i theta^(-2 j / width) (Su et al. 2021, Section 3.2.2)."""
-  rates = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
-  angles = jnp.arange(length, dtype=jnp.float32)[:, None] * rates
-  return jnp.cos(angles), jnp.sin(angles)
-
-
-def document_positions(document_ids: jax.Array) -> jax.Array:
-  """Returns the index of each token in its document, [B, L] int32, of document_ids [B, L]."""
-  at = jnp.arange(document_ids.shape[1], dtype=jnp.int32)
-  before = jnp.pad(document_ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-  starts = jnp.where(document_ids != before, at, 0)
-  return at - jax.lax.cummax(starts, axis=1)
-
-
-def rotate(x: jax.Array, table: Table) -> jax.Array:
-  """Rotates x [B, L, H, d] by position; element j pairs with j + d / 2, as in ModernBERT."""
-  cos, sin = (t[..., None, :] for t in table)
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-  return turned.astype(x.dtype)
-
 
 class Inputs(NamedTuple):
   """The inputs of attention."""
@@ -51,6 +25,8 @@ class Inputs(NamedTuple):
   padding_mask: jax.Array  # [B, L] bool, True on tokens; padding is at the end
   document_ids: jax.Array | None  # [B, L] int32 as in `Batch`, or None
   seeds: jax.Array | None  # [B, 2] uint32 for dropout on the probabilities, or None
+  bias: jax.Array | None = None  # [B, H, L, L], added to the products of queries and keys
+  summands: int = 1  # of a score: their sum is divided by sqrt(summands x d)
 
 
 def attend(cfg: TransformerConfig, inputs: Inputs, local: bool = False) -> jax.Array:
@@ -69,6 +45,11 @@ def attend(cfg: TransformerConfig, inputs: Inputs, local: bool = False) -> jax.A
       f"{cfg.compute.attention} attention has no dropout: set model.attention_dropout to 0, got "
       f"{cfg.attention_dropout}, or model.attention to xla"
     )
+  if inputs.bias is not None and not kind.bias:
+    raise ValueError(
+      f"{cfg.compute.attention} attention has no {cfg.positions} positions: set model.attention to"
+      " xla"
+    )
   if local and not kind.local:
     kind = ATTENTION["xla"]
   return kind.apply(cfg, inputs, local)
@@ -76,11 +57,13 @@ def attend(cfg: TransformerConfig, inputs: Inputs, local: bool = False) -> jax.A
 
 def _xla(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
   """Attention by a mask: the reference."""
-  q, k, v, padding_mask, document_ids, seeds = inputs
+  q, k, v, padding_mask, document_ids, seeds, bias, summands = inputs
   if local and local_scores(cfg, q.shape[1]) < q.shape[1] ** 2:
     return _attend_in_blocks(cfg, inputs)
   scores = einsum_float32("blhd,bmhd->bhlm", q, k)
-  scores = scores * (q.shape[-1] ** -0.5)
+  if bias is not None:
+    scores = scores + bias
+  scores = scores * ((summands * q.shape[-1]) ** -0.5)
   seen = padding_mask[:, None, None, :]  # [B, 1, 1 or L, L]
   if document_ids is not None:
     seen = seen & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
@@ -97,7 +80,7 @@ def _cudnn(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
 
   It packs documents on GPUs of compute capability 9.0 or later; on others they are masked.
   """
-  q, k, v, padding_mask, document_ids, _ = inputs
+  q, k, v, padding_mask, document_ids = inputs[:5]
   if document_ids is None:
     # A length of 0 would give 0 / 0 = NaN, also in the gradient of the weights.
     lengths = jnp.maximum(padding_mask.sum(-1, dtype=jnp.int32), 1)
@@ -149,7 +132,7 @@ def _splash(cfg: TransformerConfig, inputs: Inputs, local: bool, interpret=False
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-  q, k, v, padding_mask, document_ids, _ = inputs
+  q, k, v, padding_mask, document_ids = inputs[:5]
   length, H, d = q.shape[1:]
   ids = padding_mask.astype(jnp.int32) if document_ids is None else document_ids
   missing = -length % SPLASH_BLOCK
@@ -181,12 +164,13 @@ class AttentionDef:
   dropout: bool = False  # on the probabilities
   local: bool = False  # supports windows; else "xla" computes local layers
   one_direction: bool = False
+  bias: bool = False  # supports `Inputs.bias`
   takes_head: Callable[[int], bool] = lambda width: True
 
 
 # All have the same results up to rounding.
 ATTENTION = {
-  "xla": AttentionDef(_xla, dropout=True, local=True, one_direction=True),
+  "xla": AttentionDef(_xla, dropout=True, local=True, one_direction=True, bias=True),
   "cudnn": AttentionDef(_cudnn, "gpu", takes_head=lambda width: width % 8 == 0 and width <= 128),
   "splash": AttentionDef(_splash, "tpu", local=True),
 }
@@ -217,7 +201,7 @@ def _attend_in_blocks(cfg: TransformerConfig, inputs: Inputs) -> jax.Array:
 
   A query has 3 (window // 2) scores instead of L, on every device.
   """
-  q, k, v, padding_mask, document_ids, seeds = inputs
+  q, k, v, padding_mask, document_ids, seeds = inputs[:6]
   B, L, H, d = q.shape
   size = cfg.window // 2
   count = -(-L // size)

@@ -8,15 +8,16 @@ N layers.
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from electra_jax.core import attention
+from electra_jax.core import attention, positions
 from electra_jax.core.layers import block_output, dense, dropout, feed_forward, norm, unstack
-from electra_jax.core.transformer_config import POSITIONS, TransformerConfig
+from electra_jax.core.positions import POSITIONS
+from electra_jax.core.transformer_config import TransformerConfig
 
 
 class Embeddings(nn.Module):
@@ -37,7 +38,7 @@ class Embeddings(nn.Module):
       if document_ids is None:
         x = x + position[: ids.shape[1]]
       else:
-        x = x + position[attention.document_positions(document_ids)]
+        x = x + position[positions.document_positions(document_ids)]
     if cfg.token_types:
       token_type = self.param("token_type", init, (2, cfg.embedding_size))
       # With two rows, a select is cheaper than a gather, forward and backward.
@@ -77,7 +78,7 @@ class Context(NamedTuple):
 
   padding_mask: jax.Array  # [B, L] bool
   document_ids: jax.Array | None  # [B, L] int32 as in `Batch`
-  tables: dict[str, attention.Table]  # `_rope_tables`
+  positions: Any  # what `PositionsDef.tables` returns
 
 
 class Block(nn.Module):
@@ -89,22 +90,22 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, context: Context, dropout_seeds: jax.Array | None):
-    """Returns ([B, L, D], None) for x [B, L, D]; dropout_seeds: [B, 3, 2] uint32 or None."""
-    cfg, tables = self.cfg, context.tables
+    """Returns ([B, L, D], None) for x [B, L, D]; dropout_seeds: [B, 4, 2] uint32 or None."""
+    cfg, encoding = self.cfg, POSITIONS[self.cfg.positions]
 
     def seeds_of(site: int) -> jax.Array | None:
       return None if dropout_seeds is None else dropout_seeds[:, site]
 
     def attend(x):
-      qkv = dense(cfg, (3, cfg.num_heads, cfg.head_size), "qkv")(x)
-      q, k, v = unstack(qkv, 2, from_rows=not tables)
+      qkv = dense(cfg, (3, cfg.num_heads, cfg.head_size), "qkv")
+      q, k, v = unstack(qkv(x), 2, from_rows=not encoding.rotary)
       if cfg.qk_norm:
         q = norm(cfg, "q_norm")(q).astype(v.dtype)
         k = norm(cfg, "k_norm")(k).astype(v.dtype)
-      if tables:
-        table = tables.get("local" if self.local else "global", tables["global"])
-        q, k = attention.rotate(q, table), attention.rotate(k, table)
-      inputs = attention.Inputs(q, k, v, context.padding_mask, context.document_ids, seeds_of(0))
+      layer = positions.Layer(q, k, self.local, lambda t: unstack(qkv(t), 1)[:2], seeds_of(3))
+      q, k, *_, bias, summands = encoding.apply(cfg, layer, context.positions)
+      masks = context.padding_mask, context.document_ids
+      inputs = attention.Inputs(q, k, v, *masks, seeds_of(0), bias, summands)
       y = attention.attend(cfg, inputs, self.local)
       y = block_output(cfg, "attention_output", axis=(-2, -1))(y)
       return dropout(y, cfg.dropout, seeds_of(1))
@@ -159,21 +160,6 @@ def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Contex
   return jax.lax.scan(iteration, x, jax.tree.map(group, stacked), iterations, unroll=unroll)[0]
 
 
-def _rope_tables(
-  cfg: TransformerConfig, length: int, document_ids: jax.Array | None
-) -> dict[str, attention.Table]:
-  """Returns the table of the global layers and, if it differs, of the local ones."""
-  if not POSITIONS[cfg.positions].rotary:
-    return {}
-  tables = {"global": attention.rope_table(length, cfg.head_size, cfg.rope_theta)}
-  if cfg.global_every > 1 and cfg.local_rope_theta != cfg.rope_theta:
-    tables["local"] = attention.rope_table(length, cfg.head_size, cfg.local_rope_theta)
-  if document_ids is None:
-    return tables
-  at = attention.document_positions(document_ids)
-  return jax.tree.map(lambda table: table[at], tables)
-
-
 class Encoder(nn.Module):
   """Dropout, a projection if E and D differ, and N blocks with stacked parameters."""
 
@@ -195,7 +181,7 @@ class Encoder(nn.Module):
     if cfg.embedding_size != cfg.hidden_size:
       # As in the original: Glorot, unlike the other layers.
       x = dense(cfg, cfg.hidden_size, "project", kernel_init=nn.initializers.glorot_uniform())(x)
-    tables = _rope_tables(cfg, x.shape[1], document_ids)
+    tables = POSITIONS[cfg.positions].tables(cfg, x.shape[1], document_ids)
     context = Context(padding_mask, document_ids, tables)
     if kind.residual:
       x = x.astype(jnp.float32)

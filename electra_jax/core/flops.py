@@ -15,6 +15,7 @@ from electra_jax.core.heads import HEADS, mlm_head_flops
 from electra_jax.core.layers import FEED_FORWARDS
 from electra_jax.core.networks import PretrainSpec
 from electra_jax.core.objectives import OBJECTIVES, generator_of
+from electra_jax.core.positions import POSITIONS
 from electra_jax.core.transformer_config import TransformerConfig
 
 # Dense bfloat16 peak of one JAX device in FLOP/s, from the vendors' data sheets.
@@ -45,7 +46,10 @@ def encoder_flops(cfg: TransformerConfig, length: int) -> int:
   gated = FEED_FORWARDS[cfg.feed_forward].gated
   block = 2 * L * (3 * D * D + D * D + (3 if gated else 2) * D * F)
   project = 2 * L * cfg.embedding_size * D if cfg.embedding_size != D else 0
-  return cfg.num_layers * block + 2 * 2 * attention.encoder_scores(cfg, L) * D + project
+  # Each query and each key times the rows of a table; the table's projections are per batch.
+  positions = cfg.num_layers * 2 * 2 * L * POSITIONS[cfg.positions].products(cfg, L) * D
+  scores = 2 * 2 * attention.encoder_scores(cfg, L) * D
+  return cfg.num_layers * block + scores + positions + project
 
 
 def generator_flops(spec: PretrainSpec, length: int) -> dict[str, int]:

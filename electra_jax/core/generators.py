@@ -20,7 +20,10 @@ from electra_jax.core.transformer_config import TransformerConfig
 
 
 class Streams(NamedTuple):
-  """A batch's random keys by purpose, [B] typed keys each; dropout keys are None in evaluation."""
+  """A batch's random keys by purpose, [B] typed keys each.
+
+  Dropout keys are [B, 2], as in `step.row_keys`, and None in evaluation.
+  """
 
   positions: jax.Array
   mask_tokens: jax.Array
@@ -30,12 +33,11 @@ class Streams(NamedTuple):
 
 
 def split_streams(keys: jax.Array, training: bool) -> Streams:
-  """Splits keys [B], one for each sequence."""
-  k = jax.vmap(lambda key: jax.random.split(key, len(Streams._fields)))(keys)
-  streams = Streams(*(k[:, i] for i in range(len(Streams._fields))))
-  if training:
-    return streams
-  return streams._replace(generator_dropout=None, discriminator_dropout=None)
+  """Splits keys [B, 2] (`step.row_keys`); [B], one for each sequence, will do in evaluation."""
+  split = jax.vmap(jax.vmap(lambda key: jax.random.split(key, len(Streams._fields))))
+  *own, generator, discriminator = jnp.moveaxis(split(keys.reshape(len(keys), -1)), 2, 0)
+  dropouts = (generator, discriminator) if training else (None, None)
+  return Streams(*(x[:, 0] for x in own), *dropouts)
 
 
 class GeneratorInputs(NamedTuple):

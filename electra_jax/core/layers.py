@@ -12,22 +12,29 @@ from flax import linen as nn
 from electra_jax.core.gradients import by_hand
 from electra_jax.core.transformer_config import TransformerConfig
 
-SITES_PER_LAYER = 3  # attention probabilities, attention output, feed-forward output
+# Attention probabilities, attention output, feed-forward output.
+SITES_PER_LAYER = 3
 
 
 def make_dropout_seeds(
   keys: jax.Array | None, num_layers: int
 ) -> tuple[jax.Array, jax.Array] | None:
-  """Draws two uint32 seeds per dropout site and row from keys [B]; returns None for keys None.
+  """Draws two uint32 seeds per dropout site and row; returns None for keys None.
 
-  The seeds are [B, 2] for the embeddings and [N, B, 3, 2] for the layers.
+  The seeds are [B, 2] for the embeddings and [N, B, 4, 2] for the layers. The last site's are the
+  same in all rows, for what the rows of a batch share.
+
+  Args:
+    keys: [B, 2], of the row and of the batch (`step.row_keys`).
   """
   if keys is None:
     return None
   sites = 1 + SITES_PER_LAYER * num_layers
-  words = jax.vmap(lambda key: jax.random.bits(key, (sites, 2), jnp.uint32))(keys)
-  layers = words[:, 1:].reshape(-1, num_layers, SITES_PER_LAYER, 2)
-  return words[:, 0], layers.swapaxes(0, 1)
+  words = jax.vmap(lambda key: jax.random.bits(key, (sites, 2), jnp.uint32))(keys[:, 0])
+  layers = words[:, 1:].reshape(-1, num_layers, SITES_PER_LAYER, 2).swapaxes(0, 1)
+  shared = jax.random.bits(keys[0, -1], (num_layers, 1, 1, 2), jnp.uint32)
+  shared = jnp.broadcast_to(shared, (num_layers, len(keys), 1, 2))
+  return words[:, 0], jnp.concatenate([layers, shared], 2)
 
 
 def _mix(h: jax.Array) -> jax.Array:

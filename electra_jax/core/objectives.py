@@ -26,7 +26,7 @@ from electra_jax.core.networks import PretrainSpec, init_discriminator
 from electra_jax.core.params import make_key
 from electra_jax.core.terms import Term, detection_terms, token_terms
 
-# (params, batch, keys [B], step) -> terms; step is None in evaluation: no dropout, no schedules.
+# (params, batch, keys [B, 2], step) -> terms; step is None in evaluation: no dropout, no schedules.
 Objective = Callable[[dict, Batch, jax.Array, jax.Array | None], dict[str, Term]]
 
 
@@ -257,7 +257,7 @@ def coco_lm(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[s
   terms, states = _corrective_terms(spec, params, inputs)
   again = jax.vmap(lambda key: jax.random.fold_in(key, 1))
   cropped, dropout = contrast.crop(batch, again(keys.samples)), keys.discriminator_dropout
-  dropout = None if dropout is None else again(dropout)
+  dropout = None if dropout is None else jax.vmap(again)(dropout)
   view = networks.main_states(spec, params, cropped.ids, cropped, dropout)
   present = batch.padding_mask.any(-1)
   return terms | contrast.contrast_terms(

@@ -16,6 +16,7 @@ from electra_jax.core.params import AXIS, make_key, tree_norm
 
 # They replace the step's number in keys. No step has these numbers, so no key is used twice.
 EVALUATION, FIRST_WEIGHTS = 2**32 - 1, 2**32 - 2
+WHOLE_BATCH = -1  # in place of a row's number
 
 
 @struct.dataclass
@@ -47,9 +48,13 @@ def restarted(state: TrainState) -> TrainState:
 
 
 def row_keys(seed: int, step: jax.Array, row: jax.Array) -> jax.Array:
-  """Returns typed keys [B] that depend only on (seed, step, global row [B] int32)."""
+  """Returns typed keys [B, 2] that depend only on (seed, step, global row [B] int32).
+
+  The second key of each row is the same in the whole batch.
+  """
   key = jax.random.fold_in(make_key(seed), step)
-  return jax.vmap(lambda r: jax.random.fold_in(key, r))(row)
+  rows = jnp.stack([row, jnp.full_like(row, WHOLE_BATCH)], -1)
+  return jax.vmap(jax.vmap(lambda r: jax.random.fold_in(key, r)))(rows)
 
 
 def replicated_update(tx: optax.GradientTransformation) -> Callable:

@@ -80,7 +80,8 @@ def make_objective(cfg: TransformerConfig, head: Head, scale: float = 1.0) -> Ca
   def objective(params, batch, keys, step):
     keys = None if step is None else keys
     states = _states(cfg, params, batch, keys)
-    terms = head.loss(cfg, params["head"], states, batch, keys)
+    rows = None if keys is None else keys[:, 0]
+    terms = head.loss(cfg, params["head"], states, batch, rows)
     return {name: term.replace(weight=term.weight * scale) for name, term in terms.items()}
 
   return objective

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,13 +17,22 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True)
 class PositionsDef:
-  """The definition of a position encoding."""
+  """The definition of a position encoding; `positions` has the functions."""
 
   embedded: bool = False  # adds a table [max_positions, E] to the word embeddings
   rotary: bool = False  # rotates queries and keys (RoPE, Su et al. 2021)
+  # (cfg, length, document_ids) -> what `apply` takes, shared by all layers; it may create Linen
+  # modules of the encoder
+  tables: Callable = lambda cfg, length, document_ids: None
+  # (cfg, positions.Layer, tables) -> the layer with positions
+  apply: Callable = lambda cfg, layer, tables: layer
+  # (cfg, length) -> products of each query, and of each key, with rows of a table; for FLOPs
+  products: Callable = lambda cfg, length: 0
+  windows: bool = True  # whether layers may attend to a window
+  fields: tuple[str, ...] = ()  # of TransformerConfig, which it alone reads
 
 
-POSITIONS = {"learned": PositionsDef(embedded=True), "rope": PositionsDef(rotary=True)}
+POSITIONS = {"learned": PositionsDef(embedded=True)}  # the others are in `positions`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +60,7 @@ class TransformerConfig:
   positions: str = "learned"  # a key of POSITIONS
   rope_theta: float = 10_000.0  # of the layers that attend to all tokens
   local_rope_theta: float = 10_000.0  # of the layers that attend to a window
+  position_buckets: int = 256  # disentangled: rows of the table for either direction
   # layers with a multiple of this as index attend to all tokens, others to window // 2 on each side
   global_every: int = 1
   window: int = 128
@@ -74,6 +84,10 @@ class TransformerConfig:
       raise ValueError(f"direction must be both, ltr or rtl, got {self.direction!r}")
     if POSITIONS[self.positions].rotary and self.head_size % 2:
       raise ValueError(f"RoPE needs an even head size, got {self.head_size}")
+    if self.global_every > 1 and not POSITIONS[self.positions].windows:
+      raise ValueError(f"{self.positions} positions have no windows: set model.global_every to 1")
+    if self.position_buckets < 4:
+      raise ValueError(f"position_buckets must be at least 4, got {self.position_buckets}")
     if self.window < 2:
       raise ValueError(f"window must be at least 2, got {self.window}")
     if not self.first_norm and self.block != "pre_norm":
@@ -111,8 +125,8 @@ def differences(cfg: TransformerConfig, other: TransformerConfig) -> list[str]:
   """Describes the fields that make `cfg` compute other outputs than `other` from equal weights."""
   fields = "block norm layer_norm_eps feed_forward positions global_every first_norm head_norm"
   has_local_layers = max(cfg.global_every, other.global_every) > 1
-  if any(POSITIONS[x.positions].rotary for x in (cfg, other)):
-    fields += " rope_theta local_rope_theta" if has_local_layers else " rope_theta"
+  read = {name: 0 for x in (cfg, other) for name in POSITIONS[x.positions].fields}
+  fields = " ".join([fields, *(x for x in read if has_local_layers or x != "local_rope_theta")])
   if has_local_layers:
     fields += " window"
   return [

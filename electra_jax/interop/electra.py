@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from electra_jax.core.transformer_config import POSITIONS, TransformerConfig
+from electra_jax.core.positions import POSITIONS
+from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed
 
 _LAYER = "electra.encoder.layer.{i}"
@@ -82,9 +83,10 @@ READ_FIXED = {
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
   # Compute and initialisation settings, and fields that this network does not read.
   unread = {"compute", "scaled_init"} | (set() if head == "rtd_head" else {"head_norm"})
-  unread |= {"window", "local_rope_theta"} if cfg.global_every == 1 else set()
   unread |= {x for x in ("embedding_dropout", "ffn_dropout") if getattr(cfg, x) == cfg.dropout}
-  unread |= set() if POSITIONS[cfg.positions].rotary else {"rope_theta", "local_rope_theta"}
+  others = {name for x in POSITIONS.values() for name in x.fields}
+  unread |= others - set(POSITIONS[cfg.positions].fields)
+  unread |= {"window", "local_rope_theta"} if cfg.global_every == 1 else set()
   for field in dataclasses.fields(cfg):
     value = getattr(cfg, field.name)
     if field.name not in (*FIELDS, *unread) and value != field.default:

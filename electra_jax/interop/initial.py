@@ -14,7 +14,8 @@ from electra_jax.config import compare, schema, specs, validate
 from electra_jax.config.files import load
 from electra_jax.core import generators
 from electra_jax.core.networks import TIES, generator_size
-from electra_jax.core.transformer_config import POSITIONS, TransformerConfig, differences
+from electra_jax.core.positions import POSITIONS
+from electra_jax.core.transformer_config import TransformerConfig, differences
 from electra_jax.data import vocabulary
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.interop import hub, sources
