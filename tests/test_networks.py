@@ -38,6 +38,7 @@ TABLES = {f"embeddings/{m}" for m in ("word", "position", "token_type", "layer_n
     ("embeddings", TABLES, TABLES),
     ("all", TABLES, TABLES),
     ("gdes", {"discriminator/embedding_delta"}, TABLES),
+    ("gdes_tables", {"discriminator/embedding_delta", "discriminator/embeddings"}, TABLES),
   ]),
 )  # fmt: skip
 def test_each_loss_reaches_what_its_network_looks_up_and_nothing_else(tie, by_rtd, by_mlm):
@@ -64,6 +65,17 @@ def test_gdes_starts_where_shared_embeddings_do_and_merges_into_plain_tables():
     lambda m, e: np.testing.assert_array_equal(m, e + 0.5), merged, weights["embeddings"]
   )
   assert networks.embeddings(spec, weights, "generator") is weights["embeddings"]
+
+
+def test_gdes_of_the_tables_leaves_each_network_its_norm():
+  spec, weights = make("gdes_tables")
+  own = weights["discriminator"]
+  assert set(own["embeddings"]) == {"layer_norm"} and "layer_norm" not in own["embedding_delta"]
+  own["embeddings"]["layer_norm"]["scale"] += 0.5
+  merged = networks.embeddings(spec, weights, "discriminator")
+  assert merged.keys() == weights["embeddings"].keys()
+  np.testing.assert_array_equal(merged["layer_norm"]["scale"], 1.5)
+  np.testing.assert_array_equal(merged["word"], weights["embeddings"]["word"])
 
 
 @pytest.mark.slow
@@ -136,7 +148,9 @@ def test_every_weight_has_a_group():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tie", long_except(3, of=["none", "tokens", "embeddings", "gdes"]))
+@pytest.mark.parametrize(
+  "tie", long_except(3, of=["none", "tokens", "embeddings", "gdes", "gdes_tables"])
+)
 @pytest.mark.parametrize("fits", [("generator",), ("generator", "discriminator")])
 def test_a_masked_language_model_starts_every_network_of_its_shape_with_its_tables(tie, fits):
   generator = D if len(fits) == 2 else generator_size(D, 1.0, 0.5)

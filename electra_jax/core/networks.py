@@ -104,8 +104,16 @@ def _without_word(tables: dict) -> dict:
 def _gdes(params: dict, network: str) -> dict:
   if network == "generator":
     return params["embeddings"]
-  delta = params["discriminator"]["embedding_delta"]
-  return jax.tree.map(lambda e, d: jax.lax.stop_gradient(e) + d, params["embeddings"], delta)
+  delta, own = (params["discriminator"].get(x, {}) for x in ("embedding_delta", "embeddings"))
+  shared = {name: params["embeddings"][name] for name in delta}
+  return jax.tree.map(lambda e, d: jax.lax.stop_gradient(e) + d, shared, delta) | own
+
+
+def _split_delta(tables: dict, own: str = "") -> tuple[dict, dict]:
+  """Returns all tables, and the discriminator's delta of those whose name is not `own`."""
+  delta = {name: jax.tree.map(jnp.zeros_like, x) for name, x in tables.items() if name != own}
+  kept = {name: table for name, table in tables.items() if name == own}
+  return tables, {"embedding_delta": delta, **({"embeddings": kept} if kept else {})}
 
 
 TIES = {
@@ -122,10 +130,10 @@ TIES = {
   # The encoder is shared too.
   "all": Tying(_own_or_shared, shares_encoder=True),
   # The discriminator adds a trained delta to the generator's embeddings (He et al. 2021).
-  "gdes": Tying(
-    _gdes,
-    split=lambda tables: (tables, {"embedding_delta": jax.tree.map(jnp.zeros_like, tables)}),
-    trained_with="generator",
+  "gdes": Tying(_gdes, split=_split_delta, trained_with="generator"),
+  # The same, but the discriminator's LayerNorm is its own, as in DeBERTaV3's code.
+  "gdes_tables": Tying(
+    _gdes, split=functools.partial(_split_delta, own="layer_norm"), trained_with="generator"
   ),
 }
 
