@@ -59,14 +59,16 @@ def get_config(arg: str | None = None) -> ConfigDict:
   m.embedding_dropout = placeholder(float)  # rate on the embeddings; not set: dropout
   m.ffn_dropout = placeholder(float)  # rate on the feed-forward output; not set: dropout
   m.head_norm = False  # normalise the hidden layer of the replaced-token detection head
+  m.head_first_token = False  # its input is the sum of a token's and the first token's state
   m.dtype = "auto"  # compute: float32, bfloat16, or auto (float32 on CPUs, else bfloat16)
   m.attention = "auto"  # xla, cudnn, splash (TPU), or auto (cudnn where supported, else xla)
   m.unroll = 0  # layers per loop iteration, at least global_every; 0: all on a GPU, else the fewest
   m.remat = False  # recompute each block in the backward pass: less memory, a third more FLOPs
 
   c.generator = g = ConfigDict()
-  # transformer: the paper's; two_tower: two causal transformers on the clean text (Electric);
-  # uniform or unigram: no network; frozen: a trained masked language model (init_from)
+  # transformer: the paper's; enhanced_mask_decoder: DeBERTa's, whose last layer adds absolute
+  # positions; two_tower: two causal transformers on the clean text (Electric); uniform or unigram:
+  # no network; frozen: a trained masked language model (init_from)
   g.kind = "transformer"
   # Weights shared with the discriminator: none, tokens, embeddings (Section 3.2), all (equal sizes)
   # or gdes, gradient-disentangled embedding sharing (DeBERTaV3)

@@ -371,8 +371,8 @@ def _replaced(cfg, weights: dict, batch: Batch) -> jax.Array:
 
 
 def _likeliest(cfg, k: int, weights: dict, batch: Batch, positions) -> tuple[jax.Array, jax.Array]:
-  states = networks.encode(cfg, weights, batch.ids, batch, None)
-  state = jnp.take_along_axis(states, positions[:, None, None], axis=1)
+  at = positions[:, None]
+  state = networks.states_to_predict(cfg, weights, batch.ids, batch, None, at)
   logits = networks.vocabulary_logits(cfg, weights, state)[:, 0]
   probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits), k)
   return ids, probabilities

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from scipy import special
 
-from electra_jax.core import attention, encoder, flops, layers, networks, optimizer, positions
+from electra_jax.core import (
+  attention,
+  encoder,
+  flops,
+  heads,
+  layers,
+  networks,
+  optimizer,
+  positions,
+)
+from electra_jax.core.batch import Batch
 from electra_jax.core.step import row_keys
 from electra_jax.core.transformer_config import TransformerConfig
 
@@ -46,8 +56,8 @@ def bucket(distance, buckets, max_positions):
   return int(np.sign(distance) * (np.ceil(steps) + half))
 
 
-def by_gathers(params, x, seen, cfg=CFG, np=np, erf=special.erf):
-  """The encoder with a table of L x L rows; `np` may be jax.numpy."""
+def by_gathers(params, x, seen, cfg=CFG, np=np, erf=special.erf, keys=None):
+  """The encoder with a table of L x L rows; `np` may be jax.numpy, `keys` replace x as the keys."""
   L, d, s = x.shape[1], cfg.head_size, cfg.position_buckets
   row = [[bucket(i - j, s, cfg.max_positions) + s for j in range(L)] for i in range(L)]
   row = np.clip(np.array(row), 0, 2 * s - 1)
@@ -65,7 +75,8 @@ def by_gathers(params, x, seen, cfg=CFG, np=np, erf=special.erf):
       y = np.einsum("...d,dthe->...the", x, w["qkv"]["kernel"]) + w["qkv"]["bias"]
       return y[..., 0, :, :], y[..., 1, :, :], y[..., 2, :, :]
 
-    (q, k, v), (Q, K, _) = project(x), project(table)
+    (q, _, _), (Q, K, _) = project(x), project(table)
+    _, k, v = project(x if keys is None else keys)
     scores = np.einsum("bihe,bjhe->bhij", q, k)
     scores = scores + np.einsum("bihe,ijhe->bhij", q, K[row])
     scores = scores + np.einsum("bjhe,ijhe->bhij", k, Q[row])
@@ -197,3 +208,81 @@ def test_rows_longer_than_the_positions_are_refused():
   x, padding_mask = inputs(41)
   with pytest.raises(ValueError, match=r"41 tokens exceed model\.max_positions=40"):
     states(weights(), x, padding_mask)
+
+
+DECODED = dataclasses.replace(CFG, num_layers=3)
+
+
+def decode(params, x, padding_mask, at, vectors, documents=None, cfg=DECODED):
+  apply = jax.jit(encoder.Encoder(cfg).apply)
+  queries = encoder.Queries(jnp.asarray(vectors)[at], at)
+  return apply({"params": params}, x, padding_mask, None, documents, queries)
+
+
+def test_the_mask_decoder_is_the_last_layer_with_other_queries_twice():
+  params, (x, padding_mask) = weights(DECODED), inputs(9)
+  vectors = np.random.default_rng(4).normal(size=(9, 16)).astype(np.float32)
+  at = np.array([[0, 4, 8], [5, 2, 1]], np.int32)
+  found = decode(params, x, padding_mask, at, vectors)
+
+  exact = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+  layers = exact["layers"]
+  but_last = {**exact, "layers": jax.tree.map(lambda a: a[:-1], layers)}
+  seen = padding_mask[:, None, :]
+  h = by_gathers(but_last, x.astype(np.float64), seen, dataclasses.replace(CFG, num_layers=2))
+  last = {**exact, "layers": jax.tree.map(lambda a: a[-1:], layers)}
+  y = h + vectors
+  for _ in range(2):
+    y = by_gathers(last, y, seen, dataclasses.replace(CFG, num_layers=1), keys=h)
+  expected = np.take_along_axis(y, at[..., None], 1)
+  # Rounding of float32 through four layers.
+  np.testing.assert_allclose(found, expected, atol=3e-5)
+
+
+def test_the_mask_decoder_does_not_depend_on_the_other_positions_that_are_asked_for():
+  params, (x, padding_mask) = weights(DECODED), inputs(12)
+  vectors = np.random.default_rng(4).normal(size=(12, 16)).astype(np.float32)
+  documents = np.where(padding_mask, 1 + (np.arange(12) > 6), 0)
+  every = np.tile(np.arange(12, dtype=np.int32), (2, 1))
+  at = np.array([[11, 3], [0, 8]], np.int32)
+  for ids in (None, documents):
+    whole = decode(params, x, padding_mask, every, vectors, ids)
+    part = decode(params, x, padding_mask, at, vectors, ids)
+    np.testing.assert_allclose(part, np.take_along_axis(whole, at[..., None], 1), atol=1e-5)
+
+
+def test_documents_of_a_row_are_decoded_as_alone():
+  params, (x, _) = weights(DECODED), inputs(10)
+  batch = Batch(np.zeros((2, 10), np.int32), None, np.ones((2, 10), bool), np.arange(2, dtype=int))
+  cfg = dataclasses.replace(DECODED, vocab_size=10, token_types=False)
+  network = {
+    "embeddings": networks.init_embeddings(cfg, jax.random.key(1)),
+    "encoder": params,
+    "mask_decoder": networks.init_mask_decoder(cfg, jax.random.key(2)),
+  }
+  ids = np.random.default_rng(0).integers(0, 10, (2, 10)).astype(np.int32)
+
+  def states(ids, documents, at):
+    mask = np.ones(ids.shape, bool)
+    of = batch._replace(ids=ids, padding_mask=mask, document_ids=documents)
+    return networks.states_to_predict(cfg, network, ids, of, None, np.array(at, np.int32))
+
+  packed = states(ids, np.array([[1] * 6 + [2] * 4] * 2, np.int32), [[7, 2], [9, 6]])
+  alone = states(ids[:, 6:], None, [[1], [3]])
+  np.testing.assert_allclose(packed[:, :1], alone, atol=1e-5)
+  head = heads.RtdHead(dataclasses.replace(cfg, head_first_token=True))
+  weights_ = head.init(jax.random.key(0), x)
+  logits = head.apply(weights_, x, np.array([[1] * 6 + [2] * 4] * 2, np.int32))
+  np.testing.assert_allclose(logits[:, 6:], head.apply(weights_, x[:, 6:]), atol=1e-5)
+
+
+def test_the_first_tokens_state_is_added_in_the_detection_head():
+  cfg = dataclasses.replace(CFG, head_first_token=True)
+  x = np.random.default_rng(0).normal(size=(2, 5, 16)).astype(np.float32)
+  p = heads.RtdHead(cfg).init(jax.random.key(0), x)["params"]
+  y = x + x[:, :1]
+  y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-7)
+  y = y @ p["dense"]["kernel"]
+  y = 0.5 * y * (1 + special.erf(y / 2**0.5))
+  expected = (y @ p["logit"]["kernel"])[..., 0]
+  np.testing.assert_allclose(heads.RtdHead(cfg).apply({"params": p}, x), expected, atol=1e-5)

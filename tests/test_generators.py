@@ -196,7 +196,7 @@ def test_generator_kinds_of_one_size_are_what_their_parameters_say():
 
 
 def test_the_two_towers_drop_other_elements():
-  dropout_seeds = make_dropout_seeds(jax.random.split(jax.random.key(0), 8), 2)
+  dropout_seeds = make_dropout_seeds(jax.random.split(jax.random.key(0), (8, 2)), 2)
   (first, layers), (other, others) = dropout_seeds, generators._two_seeds(dropout_seeds)[1]
 
   def signs(salt):

@@ -199,7 +199,7 @@ def test_a_batch_padded_further_gives_the_same_loss_and_predictions():
   rows = Plan(np.arange(7), 24)
   objective = jax.jit(task_network.make_objective(dataclasses.replace(CFG, dropout=0.1), LINEAR))
   predict = jax.jit(task_network.make_predict(CFG, LINEAR))
-  keys = jax.random.split(jax.random.key(2), 8)
+  keys = jax.random.split(jax.random.key(2), (8, 2))
   short, long = (data.collate(features(), rows._replace(length=n), 8, 0) for n in (24, 32))
   a, b = (objective(params, batch, keys, 0)["loss"].total for batch in (short, long))
   np.testing.assert_allclose(a, b, rtol=1e-5)  # softmax and sums over more zeros, in float32

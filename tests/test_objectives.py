@@ -185,7 +185,7 @@ def test_a_term_that_is_only_reported_has_no_gradient(params):
 def test_the_objective_is_the_walk_of_a_batch_step_by_step(params):
   # The same rooms called one by one, without dropout.
   batch = make_batch(seed=3)
-  k = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch))
+  k = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch)[:, 0])
   g, d = SPEC.generator, SPEC.discriminator
   masked = jax.jit(masking.choose, static_argnums=1)(batch, RATES, k[:, 0])
   masked_ids = jax.jit(masking.mask, static_argnums=2)(batch.ids, masked, RATES, k[:, 1])
@@ -237,8 +237,9 @@ def test_a_padding_row_changes_nothing(params):
 
 def test_no_two_random_choices_of_a_row_share_a_key():
   streams = generators.split_streams(keys_of(make_batch()), training=True)
-  words = np.concatenate([np.asarray(jax.random.key_data(keys)) for keys in streams])
-  assert len(np.unique(words, axis=0)) == 4 * 5
+  words = np.concatenate([np.asarray(jax.random.key_data(keys)).reshape(-1, 2) for keys in streams])
+  # Of 4 rows, and of the batch for the dropout of two networks.
+  assert len(np.unique(words, axis=0)) == 4 * 5 + 2
   evaluation = generators.split_streams(keys_of(make_batch()), training=False)
   assert evaluation.generator_dropout is evaluation.discriminator_dropout is None
 

@@ -188,6 +188,7 @@ PRETRAINING = {
   "model.embedding_dropout": Row(BELOW_1, defines=RUN, earlier=None),
   "model.ffn_dropout": Row(BELOW_1, defines=RUN, earlier=None),
   "model.head_norm": Row(defines=SHAPES, earlier=False),
+  "model.head_first_token": Row(defines=SHAPES, earlier=False),
   "model.dtype": Row(choices=_DTYPE, defines=RUN),
   "model.attention": Row(choices=_attention),
   "model.unroll": _FREE,

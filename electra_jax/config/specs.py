@@ -18,6 +18,7 @@ from electra_jax.core.attention import ATTENTION
 from electra_jax.core.generators import GENERATORS, masked_language_model
 from electra_jax.core.masking import Masking
 from electra_jax.core.networks import TIES, PretrainSpec, TokenCounts, generator_size
+from electra_jax.core.positions import POSITIONS
 from electra_jax.core.transformer_config import Compute, TransformerConfig, take_fields
 from electra_jax.monitor import bands, health
 from electra_jax.runtime.workdir import CONFIG_FILE, read_run_config
@@ -203,6 +204,7 @@ def make_compute(m: ConfigDict, head_width: int) -> Compute:
     dtype = "float32" if platform == "cpu" else "bfloat16"
   if attention == "auto":
     cudnn = platform == "gpu" and dtype == "bfloat16" and not m.attention_dropout
+    cudnn = cudnn and (ATTENTION["cudnn"].bias or not POSITIONS[m.positions].bias)
     attention = "cudnn" if cudnn and ATTENTION["cudnn"].takes_head(head_width) else "xla"
   return Compute(dtype, attention, m.unroll or default_unroll(platform), m.remat)
 

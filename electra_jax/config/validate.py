@@ -17,7 +17,8 @@ from electra_jax.config.specs import (
   reference,
 )
 from electra_jax.core import attention, generators, networks, objectives
-from electra_jax.core.transformer_config import POSITIONS
+from electra_jax.core.encoder import BLOCKS
+from electra_jax.core.positions import POSITIONS
 from electra_jax.monitor import tracing, trackers
 from electra_jax.runtime import parallel
 
@@ -37,6 +38,7 @@ def check_fields(config: ConfigDict) -> None:
   flat = flatten(config)
   check_values(flat, schema.PRETRAINING)
   check_combination(config)
+  check_decoder(config)
   warn_of_unread(config.objective)
   traced = tracing.parse_steps(config.profile.steps)
   if traced and traced.start > config.train.steps:
@@ -191,6 +193,17 @@ def check_combination(config: ConfigDict) -> None:
     )
 
 
+def check_decoder(config: ConfigDict) -> None:
+  """Raises ValueError if the generator's mask decoder does not fit the layers."""
+  m, kind = config.model, config.generator.kind
+  misfit = BLOCKS[m.block].residual or m.global_every != 1 or POSITIONS[m.positions].rotary
+  if generators.GENERATORS[kind].decodes and misfit:
+    raise ValueError(
+      f"generator.kind={kind} needs model.block=post_norm, global_every=1 and positions=learned or"
+      f" disentangled, got {m.block}, {m.global_every} and {m.positions}"
+    )
+
+
 def warn_of_unread(o: ConfigDict) -> None:
   """Warns of changed fields of config.objective that the objective does not read.
 
@@ -221,6 +234,11 @@ def check_attention(m: ConfigDict, platform: str | None = None) -> None:
     return
   platform, kind = platform or jax.default_backend(), attention.ATTENTION[m.attention]
   dropout = m.attention_dropout if not kind.dropout else 0
+  if POSITIONS[m.positions].bias and not kind.bias:
+    raise ValueError(
+      f"config.model.attention={m.attention} has no model.positions={m.positions}: auto selects one"
+      " that has"
+    )
   if kind.platform not in (None, platform) or dropout:
     needs = [f"a {kind.platform.upper()}"] if kind.platform else []
     needs += [] if kind.dropout else ["model.attention_dropout=0"]

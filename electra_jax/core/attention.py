@@ -19,14 +19,15 @@ from electra_jax.core.transformer_config import TransformerConfig
 class Inputs(NamedTuple):
   """The inputs of attention."""
 
-  q: jax.Array  # [B, L, H, D / H], as k, v and the result
-  k: jax.Array
+  q: jax.Array  # [B, L or K, H, D / H], as the result
+  k: jax.Array  # [B, L, H, D / H]
   v: jax.Array
   padding_mask: jax.Array  # [B, L] bool, True on tokens; padding is at the end
   document_ids: jax.Array | None  # [B, L] int32 as in `Batch`, or None
   seeds: jax.Array | None  # [B, 2] uint32 for dropout on the probabilities, or None
-  bias: jax.Array | None = None  # [B, H, L, L], added to the products of queries and keys
+  bias: jax.Array | None = None  # [B, H, L or K, L], added to the products of queries and keys
   summands: int = 1  # of a score: their sum is divided by sqrt(summands x d)
+  at: jax.Array | None = None  # [B, K] int32, the queries' positions; None: all L
 
 
 def attend(cfg: TransformerConfig, inputs: Inputs, local: bool = False) -> jax.Array:
@@ -50,14 +51,14 @@ def attend(cfg: TransformerConfig, inputs: Inputs, local: bool = False) -> jax.A
       f"{cfg.compute.attention} attention has no {cfg.positions} positions: set model.attention to"
       " xla"
     )
-  if local and not kind.local:
+  if inputs.at is not None or (local and not kind.local):
     kind = ATTENTION["xla"]
   return kind.apply(cfg, inputs, local)
 
 
 def _xla(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
   """Attention by a mask: the reference."""
-  q, k, v, padding_mask, document_ids, seeds, bias, summands = inputs
+  q, k, v, padding_mask, document_ids, seeds, bias, summands, queries = inputs
   if local and local_scores(cfg, q.shape[1]) < q.shape[1] ** 2:
     return _attend_in_blocks(cfg, inputs)
   scores = einsum_float32("blhd,bmhd->bhlm", q, k)
@@ -66,7 +67,8 @@ def _xla(cfg: TransformerConfig, inputs: Inputs, local: bool) -> jax.Array:
   scores = scores * ((summands * q.shape[-1]) ** -0.5)
   seen = padding_mask[:, None, None, :]  # [B, 1, 1 or L, L]
   if document_ids is not None:
-    seen = seen & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
+    own = document_ids if queries is None else jnp.take_along_axis(document_ids, queries, axis=1)
+    seen = seen & (own[:, None, :, None] == document_ids[:, None, None, :])
   if cfg.direction != "both" or local:
     at = jnp.arange(padding_mask.shape[-1])
     seen = seen & _within(cfg, at - at[:, None], local)

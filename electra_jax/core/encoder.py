@@ -81,6 +81,13 @@ class Context(NamedTuple):
   positions: Any  # what `PositionsDef.tables` returns
 
 
+class Queries(NamedTuple):
+  """K tokens of each row, which attend to all of it."""
+
+  states: jax.Array  # [B, K, D]
+  at: jax.Array  # [B, K] int32, their positions
+
+
 class Block(nn.Module):
   """Self-attention and feed-forward in the order of cfg.block."""
 
@@ -89,23 +96,35 @@ class Block(nn.Module):
   normalised: bool = False  # whether the input is normalised
 
   @nn.compact
-  def __call__(self, x: jax.Array, context: Context, dropout_seeds: jax.Array | None):
-    """Returns ([B, L, D], None) for x [B, L, D]; dropout_seeds: [B, 4, 2] uint32 or None."""
+  def __call__(
+    self,
+    x: jax.Array,
+    context: Context,
+    dropout_seeds: jax.Array | None,
+    queries: Queries | None = None,
+  ):
+    """Returns (states, None), [B, L, D] for x [B, L, D] or those [B, K, D] of `queries` to x.
+
+    dropout_seeds: [B, 4, 2] uint32 or None.
+    """
     cfg, encoding = self.cfg, POSITIONS[self.cfg.positions]
 
     def seeds_of(site: int) -> jax.Array | None:
       return None if dropout_seeds is None else dropout_seeds[:, site]
 
-    def attend(x):
+    def attend(y):
       qkv = dense(cfg, (3, cfg.num_heads, cfg.head_size), "qkv")
-      q, k, v = unstack(qkv(x), 2, from_rows=not encoding.rotary)
+      q, k, v = unstack(qkv(y if queries is None else x), 2, from_rows=not encoding.rotary)
+      if queries is not None:
+        q = unstack(qkv(y), 2)[0]
       if cfg.qk_norm:
         q = norm(cfg, "q_norm")(q).astype(v.dtype)
         k = norm(cfg, "k_norm")(k).astype(v.dtype)
-      layer = positions.Layer(q, k, self.local, lambda t: unstack(qkv(t), 1)[:2], seeds_of(3))
+      at = None if queries is None else queries.at
+      layer = positions.Layer(q, k, self.local, lambda t: unstack(qkv(t), 1)[:2], seeds_of(3), at)
       q, k, *_, bias, summands = encoding.apply(cfg, layer, context.positions)
       masks = context.padding_mask, context.document_ids
-      inputs = attention.Inputs(q, k, v, *masks, seeds_of(0), bias, summands)
+      inputs = attention.Inputs(q, k, v, *masks, seeds_of(0), bias, summands, at)
       y = attention.attend(cfg, inputs, self.local)
       y = block_output(cfg, "attention_output", axis=(-2, -1))(y)
       return dropout(y, cfg.dropout, seeds_of(1))
@@ -114,7 +133,8 @@ class Block(nn.Module):
       rate = cfg.dropout if cfg.ffn_dropout is None else cfg.ffn_dropout
       return dropout(feed_forward(cfg, x), rate, seeds_of(2))
 
-    return BLOCKS[cfg.block].apply(cfg, x, attend, forward, self.normalised), None
+    own = x if queries is None else queries.states
+    return BLOCKS[cfg.block].apply(cfg, own, attend, forward, self.normalised), None
 
 
 def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Context) -> jax.Array:
@@ -160,6 +180,26 @@ def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Contex
   return jax.lax.scan(iteration, x, jax.tree.map(group, stacked), iterations, unroll=unroll)[0]
 
 
+def _decode(
+  cfg: TransformerConfig, stacked, x: jax.Array, context: Context, queries: Queries
+) -> jax.Array:
+  """Returns states [B, K, D] by the enhanced mask decoder (He et al. 2020, Section 3.2).
+
+  The states of all layers but the last, plus `queries.states`, attend twice to these states by the
+  last layer's weights, as in Microsoft's code. Other positions' results are not needed.
+  """
+  but_last = dataclasses.replace(cfg, num_layers=cfg.num_layers - 1)
+  x = _apply_layers(but_last, jax.tree.map(lambda a: a[:-1], stacked), x, context)
+  params, seeds = jax.tree.map(lambda a: a[-1], stacked)
+  y = jnp.take_along_axis(x, queries.at[..., None], axis=1) + queries.states.astype(x.dtype)
+  for salt in (0, 0x9E3779B9):  # dropout differs
+    salted = None if seeds is None else seeds ^ jnp.uint32(salt)
+    apply = Block(cfg, parent=None).apply
+    apply = jax.checkpoint(apply) if cfg.compute.remat else apply
+    y = apply({"params": params}, x, context, salted, Queries(y, queries.at))[0]
+  return y
+
+
 class Encoder(nn.Module):
   """Dropout, a projection if E and D differ, and N blocks with stacked parameters."""
 
@@ -172,8 +212,12 @@ class Encoder(nn.Module):
     padding_mask: jax.Array,
     dropout_seeds: tuple[jax.Array, jax.Array] | None,
     document_ids: jax.Array | None = None,
+    queries: Queries | None = None,
   ) -> jax.Array:
-    """Returns the last hidden states, [B, L, D] in the compute dtype, for x [B, L, E]."""
+    """Returns the last hidden states, [B, L, D] in the compute dtype, for x [B, L, E].
+
+    With `queries`, returns those [B, K, D] of the enhanced mask decoder (`_decode`).
+    """
     cfg, kind = self.cfg, BLOCKS[self.cfg.block]
     embedding_seeds, layer_seeds = (None, None) if dropout_seeds is None else dropout_seeds
     rate = cfg.dropout if cfg.embedding_dropout is None else cfg.embedding_dropout
@@ -196,5 +240,8 @@ class Encoder(nn.Module):
       )
       x, _ = layers(cfg, name="layers")(x, context, layer_seeds)
     else:
-      x = _apply_layers(cfg, (self.variables["params"]["layers"], layer_seeds), x, context)
+      stacked = (self.variables["params"]["layers"], layer_seeds)
+      if queries is not None:
+        return _decode(cfg, stacked, x, context, queries)
+      x = _apply_layers(cfg, stacked, x, context)
     return norm(cfg, "final_norm")(x).astype(cfg.compute.dtype) if kind.residual else x

@@ -40,16 +40,29 @@ PEAK_FLOPS = {
 }
 
 
-def encoder_flops(cfg: TransformerConfig, length: int) -> int:
-  """Returns an encoder's forward FLOPs for one sequence of `length` tokens."""
-  L, D, F = length, cfg.hidden_size, cfg.ffn_size
-  gated = FEED_FORWARDS[cfg.feed_forward].gated
-  block = 2 * L * (3 * D * D + D * D + (3 if gated else 2) * D * F)
+def encoder_flops(cfg: TransformerConfig, length: int, decoded: int | None = None) -> int:
+  """Returns an encoder's forward FLOPs for one sequence of `length` tokens.
+
+  Args:
+    decoded: the positions that the enhanced mask decoder predicts (`encoder._decode`); None: it is
+      not used.
+  """
+  L, D = length, cfg.hidden_size
+  if decoded is not None:
+    but_last = dataclasses.replace(cfg, num_layers=cfg.num_layers - 1)
+    return encoder_flops(but_last, L) + 2 * L * 3 * D * D + 2 * _layer_flops(cfg, decoded, L)
   project = 2 * L * cfg.embedding_size * D if cfg.embedding_size != D else 0
+  windows = 2 * 2 * (attention.encoder_scores(cfg, L) - cfg.num_layers * L * L) * D
+  return cfg.num_layers * _layer_flops(cfg, L, L) + windows + project
+
+
+def _layer_flops(cfg: TransformerConfig, queries: int, length: int) -> int:
+  """Returns a layer's forward FLOPs for `queries` tokens that attend to `length`."""
+  K, L, D, F = queries, length, cfg.hidden_size, cfg.ffn_size
+  gated = FEED_FORWARDS[cfg.feed_forward].gated
+  block = 2 * K * (3 * D * D + D * D + (3 if gated else 2) * D * F)
   # Each query and each key times the rows of a table; the table's projections are per batch.
-  positions = cfg.num_layers * 2 * 2 * L * POSITIONS[cfg.positions].products(cfg, L) * D
-  scores = 2 * 2 * attention.encoder_scores(cfg, L) * D
-  return cfg.num_layers * block + scores + positions + project
+  return block + 2 * 2 * K * L * D + 2 * (K + L) * POSITIONS[cfg.positions].products(cfg, L) * D
 
 
 def generator_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
@@ -63,7 +76,8 @@ def generator_flops(spec: PretrainSpec, length: int) -> dict[str, int]:
   cfg, K, towers = spec.generator, spec.masking.num_masked(length, True), len(generator.encoders)
   # The input of the vocabulary layer is the concatenated states of all encoders.
   wide = dataclasses.replace(cfg, hidden_size=towers * cfg.hidden_size)
-  encoders, at_masked = towers * encoder_flops(cfg, length), mlm_head_flops(wide, K)
+  decoded = K if generator.decodes else None
+  encoders, at_masked = towers * encoder_flops(cfg, length, decoded), mlm_head_flops(wide, K)
   if not generator.trained:
     return {"generator, forward": encoders + at_masked}
   parts = {"generator": 3 * (encoders + at_masked)}

@@ -77,8 +77,9 @@ def transformer(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> Ge
   """A masked language model on the masked text (Clark et al. 2020, Section 3.1)."""
   masked, cfg = inputs.masked, spec.generator
   network = networks.weights_of(spec, params, "generator")
-  states = networks.encode(cfg, network, inputs.masked_ids, inputs.batch, inputs.dropout_seeds)
-  states = masking.gather(states, masked)
+  states = networks.states_to_predict(
+    cfg, network, inputs.masked_ids, inputs.batch, inputs.dropout_seeds, masked.positions
+  )
   logits = networks.vocabulary_logits(cfg, network, states)
   loss = networks.nll(logits, masked.labels, spec.masking.mask_id)
   return GeneratorOutput(logits, token_terms("mlm", *loss, masked.weights, spec.mlm_weight), states)
@@ -167,8 +168,8 @@ def one_at_a_time(
 
   def at(t):
     masked_ids = batch.ids.at[:, t].set(spec.masking.mask_id)
-    states = networks.encode(cfg, network, masked_ids, batch, None)
-    states = jax.lax.dynamic_slice_in_dim(states, t, 1, axis=1)
+    here = jnp.full((len(batch.ids), 1), t)
+    states = networks.states_to_predict(cfg, network, masked_ids, batch, None, here)
     logits = networks.vocabulary_logits(cfg, network, states)
     if sampled:
       logits = masking.disallow(logits, jnp.int32(spec.masking.mask_id))
@@ -200,6 +201,7 @@ class GeneratorDef:
   # whether its loss covers all tokens, with causal encoders on the unmasked text
   predicts_all: bool = False
   pretrained: bool = False  # whether its weights are from generator.init_from
+  decodes: bool = False  # whether the enhanced mask decoder predicts its words
   # (spec, params, batch) -> log q(token | all others) [B, L] of its samples, or None
   log_q: Callable[[PretrainSpec, dict, Batch], jax.Array] | None = None
 
@@ -211,6 +213,10 @@ class GeneratorDef:
 
 GENERATORS = {
   "transformer": GeneratorDef(transformer, ("encoder",), trained=True, log_q=one_at_a_time),
+  # DeBERTa's, with absolute positions in its enhanced mask decoder (`networks.states_to_predict`).
+  "enhanced_mask_decoder": GeneratorDef(
+    transformer, ("encoder",), trained=True, log_q=one_at_a_time, decodes=True
+  ),
   "two_tower": GeneratorDef(
     two_tower, ("ltr", "rtl"), trained=True, predicts_all=True, log_q=two_tower_log_q
   ),
@@ -224,7 +230,8 @@ def init_generator(
   spec: PretrainSpec, key: jax.Array, heads: tuple[str, ...], heads_key: jax.Array
 ) -> dict:
   """Returns the generator's unshared parameters and the additional `heads`; {} without weights."""
-  names, tying = GENERATORS[spec.generator_kind].encoders, TIES[spec.tying]
+  definition, tying = GENERATORS[spec.generator_kind], TIES[spec.tying]
+  names = definition.encoders
   if not names:
     return {}
   cfg, k = spec.generator, jax.random.split(key, 4)
@@ -234,6 +241,8 @@ def init_generator(
     weights |= {name: networks.init_encoder(cfg, k[i]) for i, name in enumerate(names)}
   if own := tying.own(networks.init_embeddings(cfg, k[3])):
     weights["embeddings"] = own
+  if definition.decodes:
+    weights["mask_decoder"] = networks.init_mask_decoder(cfg, jax.random.fold_in(key, len(k)))
   return weights | {name: networks.init_head(name, cfg, width, heads_key) for name in heads}
 
 
@@ -263,6 +272,8 @@ def count_networks(spec: PretrainSpec, params: dict) -> dict[str, int]:
 def masked_language_model(spec: PretrainSpec, params: dict) -> tuple[TransformerConfig, dict]:
   """Returns the config and {embeddings, encoder, mlm_head} of the generator or discriminator.
 
+  A generator with an enhanced mask decoder also has "mask_decoder".
+
   Raises:
     ValueError: the run has no masked language model.
   """
@@ -275,7 +286,8 @@ def masked_language_model(spec: PretrainSpec, params: dict) -> tuple[Transformer
       f"the run ({spec.objective}, {spec.generator_kind}) has no masked language model"
     )
   weights = networks.weights_of(spec, params, network)
-  return cfg, {name: weights[name] for name in ("embeddings", "encoder", "mlm_head")}
+  names = ("embeddings", "encoder", "mlm_head", "mask_decoder")
+  return cfg, {name: weights[name] for name in names if name in weights}
 
 
 def corrupt(

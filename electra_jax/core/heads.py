@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from electra_jax.core.gradients import by_hand
 from electra_jax.core.layers import dense, gelu, norm
+from electra_jax.core.positions import first_states
 from electra_jax.core.transformer_config import TransformerConfig
 
 
@@ -58,13 +59,19 @@ class TokenLogit(nn.Module):
   """One logit per token, e.g. All-Tokens MLM's copy gate or REINFORCE's baseline."""
 
   cfg: TransformerConfig
-  hidden: bool = False  # before it dense, GELU and, with cfg.head_norm, a norm
+  hidden: bool = False  # before it dense, GELU and the options cfg.head_...
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns logits [...] of states [..., D] in float32; near 10, bfloat16 has steps of 1/16."""
+  def __call__(self, x: jax.Array, document_ids: jax.Array | None = None) -> jax.Array:
+    """Returns logits [...] of states [..., D] in float32; near 10, bfloat16 has steps of 1/16.
+
+    Args:
+      document_ids: [B, L] as in `Batch`, for head_first_token and states [B, L, D].
+    """
     cfg = self.cfg
     if self.hidden:
+      if cfg.head_first_token:
+        x = norm(cfg, "first_norm")(x + first_states(x, document_ids)).astype(cfg.compute.dtype)
       x = gelu(dense(cfg, cfg.hidden_size, "dense")(x))
       x = norm(cfg, "layer_norm")(x).astype(cfg.compute.dtype) if cfg.head_norm else x
     # As in the original: Glorot, unlike the other layers.

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
-from electra_jax.core import encoder, layers, masking
+from electra_jax.core import encoder, layers, masking, positions
 from electra_jax.core.batch import Batch
 from electra_jax.core.gradients import by_hand
 from electra_jax.core.heads import HEADS
@@ -229,17 +230,46 @@ def init_discriminator(
 
 
 def encode(
-  cfg: TransformerConfig, network: dict, ids: jax.Array, batch: Batch, dropout_seeds
+  cfg: TransformerConfig,
+  network: dict,
+  ids: jax.Array,
+  batch: Batch,
+  dropout_seeds,
+  queries: encoder.Queries | None = None,
 ) -> jax.Array:
   """Returns the states [B, L, D] of a network {"embeddings", "encoder"} for ids [B, L].
 
-  `dropout_seeds` are from `layers.make_dropout_seeds`, None for no dropout.
+  `dropout_seeds` are from `layers.make_dropout_seeds`, None for no dropout. With `queries`, returns
+  the states [B, K, D] of the enhanced mask decoder.
   """
   documents, tables = batch.document_ids, {"params": network["embeddings"]}
   x = encoder.Embeddings(cfg).apply(tables, ids, batch.token_type_ids, documents)
   return encoder.Encoder(cfg).apply(
-    {"params": network["encoder"]}, x, batch.padding_mask, dropout_seeds, documents
+    {"params": network["encoder"]}, x, batch.padding_mask, dropout_seeds, documents, queries
   )
+
+
+def init_mask_decoder(cfg: TransformerConfig, key: jax.Array) -> dict:
+  """Initialises the absolute positions [max_positions, D] of the enhanced mask decoder."""
+  init = nn.initializers.truncated_normal(cfg.init_stddev)
+  return {"position": init(key, (cfg.max_positions, cfg.hidden_size))}
+
+
+def states_to_predict(
+  cfg: TransformerConfig, network: dict, ids: jax.Array, batch: Batch, dropout_seeds, at: jax.Array
+) -> jax.Array:
+  """Returns the states [B, K, D] from which a masked language model predicts positions `at` [B, K].
+
+  A network with a "mask_decoder" has the enhanced mask decoder (He et al. 2020, Section 3.2).
+  """
+  if "mask_decoder" not in network:
+    states = encode(cfg, network, ids, batch, dropout_seeds)
+    return jnp.take_along_axis(states, at[..., None], axis=1)
+  place = at
+  if batch.document_ids is not None:
+    place = jnp.take_along_axis(positions.document_positions(batch.document_ids), at, axis=1)
+  queries = encoder.Queries(network["mask_decoder"]["position"][place], at)
+  return encode(cfg, network, ids, batch, dropout_seeds, queries)
 
 
 def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
@@ -249,9 +279,15 @@ def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, 
   return encode(spec.discriminator, network, ids, batch, seeds)
 
 
-def token_logits(cfg: TransformerConfig, network: dict, name: str, states: jax.Array) -> jax.Array:
+def token_logits(
+  cfg: TransformerConfig,
+  network: dict,
+  name: str,
+  states: jax.Array,
+  document_ids: jax.Array | None = None,
+) -> jax.Array:
   """Returns logits [B, L] of states [B, L, D] from the network's head `name`."""
-  return HEADS[name].module(cfg).apply({"params": network[name]}, states)
+  return HEADS[name].module(cfg).apply({"params": network[name]}, states, document_ids)
 
 
 def vocabulary_logits(cfg: TransformerConfig, network: dict, states: jax.Array) -> jax.Array:

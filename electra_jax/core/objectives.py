@@ -94,7 +94,8 @@ def detect_unigrams(spec: PretrainSpec, params, batch: Batch) -> dict[str, Term]
   noise = dataclasses.replace(spec, generator_kind="unigram", masking=rates)
   keys = jax.vmap(lambda row: jax.random.fold_in(make_key(0), row))(batch.row)
   c = corrupt(noise, params, batch, split_streams(keys, training=False), None)
-  scores = _rtd_logits(spec, params, networks.main_states(spec, params, c.ids, batch, None))
+  states = networks.main_states(spec, params, c.ids, batch, None)
+  scores = _rtd_logits(spec, params, states, batch)
   terms = detection_terms("unigram", scores, c.is_replaced, batch.padding_mask, 0.0)
   return {"unigram_scores": terms["unigram_scores"]}
 
@@ -144,12 +145,13 @@ def _states(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> jax.Ar
   return networks.main_states(spec, params, ids, inputs.batch, keys)
 
 
-def _rtd_logits(spec: PretrainSpec, params: dict, states: jax.Array) -> jax.Array:
-  return networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
+def _rtd_logits(spec: PretrainSpec, params: dict, states: jax.Array, batch: Batch) -> jax.Array:
+  network = params["discriminator"]
+  return networks.token_logits(spec.discriminator, network, "rtd_head", states, batch.document_ids)
 
 
 def _detect(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> jax.Array:
-  return _rtd_logits(spec, params, _states(spec, params, inputs))
+  return _rtd_logits(spec, params, _states(spec, params, inputs), inputs.batch)
 
 
 def _rtd_terms(spec: PretrainSpec, scores: jax.Array, inputs: ObjectiveInputs) -> dict[str, Term]:
@@ -208,7 +210,7 @@ def electra_mlm(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> di
   The loss is the generator's + discriminator_weight x detection + replace_mlm_weight x Replace MLM.
   """
   states, weight = _states(spec, params, inputs), spec.replace_mlm_weight.at(inputs.step)
-  detection = _rtd_terms(spec, _rtd_logits(spec, params, states), inputs)
+  detection = _rtd_terms(spec, _rtd_logits(spec, params, states, inputs.batch), inputs)
   return detection | _replace_mlm_terms(spec, params, states, inputs.corruption, weight)
 
 
@@ -217,7 +219,7 @@ def _corrective_terms(
 ) -> tuple[dict[str, Term], jax.Array]:
   """Returns the terms of `metro` and the discriminator's states [B, L, D]."""
   c, states = inputs.corruption, _states(spec, params, inputs)
-  scores = _rtd_logits(spec, params, states)
+  scores = _rtd_logits(spec, params, states, inputs.batch)
   nll, hit = networks.nll(_at_masked(spec, params, states, c.masked), c.masked.labels)
   original = -jax.lax.stop_gradient(jnp.take_along_axis(scores, c.masked.positions, axis=1))
   loss = copy_nll(original, nll, c.sampled == c.masked.labels)

@@ -27,6 +27,14 @@ def document_positions(document_ids: jax.Array) -> jax.Array:
   return at - jax.lax.cummax(starts, axis=1)
 
 
+def first_states(states: jax.Array, document_ids: jax.Array | None) -> jax.Array:
+  """Returns the state of the first token of each token's document, [B, 1 or L, D] of [B, L, D]."""
+  if document_ids is None:
+    return states[:, :1]
+  at = jnp.arange(states.shape[1]) - document_positions(document_ids)
+  return jnp.take_along_axis(states, at[..., None], axis=1)
+
+
 def rope_table(length: int, width: int, theta: float) -> Table:
   """Returns cos and sin of the angles i theta^(-2 j / width) (Su et al. 2021, Section 3.2.2)."""
   rates = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
@@ -45,13 +53,14 @@ def rotate(x: jax.Array, table: Table) -> jax.Array:
 class Layer(NamedTuple):
   """What a position encoding changes in a layer."""
 
-  q: jax.Array  # [B, L, H, d], as k
-  k: jax.Array
+  q: jax.Array  # [B, L or K, H, d]
+  k: jax.Array  # [B, L, H, d]
   local: bool  # whether tokens attend to a window
   # table [R, D] -> its queries and keys [R, H, d] by the layer's own weights
   project: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
   seeds: jax.Array | None  # [B, 2] uint32 for dropout, the same in all rows; None for no dropout
-  bias: jax.Array | None = None  # [B, H, L, L], added to the products of queries and keys
+  at: jax.Array | None = None  # [B, K] int32, positions of the queries if not all L are asked for
+  bias: jax.Array | None = None  # [B, H, L or K, L], added to the products of queries and keys
   summands: int = 1  # of a score: their sum is divided by sqrt(summands x d)
 
 
@@ -120,26 +129,31 @@ def _disentangled(cfg: TransformerConfig, layer: Layer, table: jax.Array) -> Lay
 
   Differs from the equation as Microsoft's code does: both take the distance query - key.
   """
-  q, k, L = layer.q, layer.k, layer.q.shape[1]
+  q, k, at, L = layer.q, layer.k, layer.at, layer.k.shape[1]
   if layer.seeds is not None:
     table = dropout(table[None], cfg.dropout, layer.seeds[:1])[0]
   rows = distance_rows(L, cfg.position_buckets, cfg.max_positions)
   queries, keys = layer.project(table)
 
-  def by_distance(x: jax.Array, table: jax.Array, rows: np.ndarray) -> jax.Array:
-    """Returns x[i] . table[row of the distance from i to j], [B, H, L, L]."""
+  def by_distance(x: jax.Array, table: jax.Array, rows: np.ndarray, at=None) -> jax.Array:
+    """Returns x[i] . table[row of the distance from i to j], [B, H, L or K, L], for i of `at`."""
     products = jnp.einsum("blhd,rhd->bhlr", x, table)
     if len(rows) == table.shape[0]:  # each distance has a row
       products = products if rows[0] < rows[-1] else products[..., ::-1]
     else:
       products = jnp.take(products, rows - rows.min(), axis=-1)
-    # A row of 2 L - 1 distances more than that of the token before: shifts by reshaping.
+    if at is not None:
+      columns = L - 1 - at[..., None] + jnp.arange(L)
+      return jnp.take_along_axis(products, columns[:, None], axis=-1)
+    # Each token needs the columns one to the left of the token before it: shifts by reshaping.
     padded = jnp.pad(products, ((0, 0), (0, 0), (0, 0), (0, 1)))
     flat = padded.reshape(*padded.shape[:2], -1)[..., L - 1 : L - 1 + L * (2 * L - 1)]
     return flat.reshape(*flat.shape[:2], L, 2 * L - 1)[..., :L]
 
-  bias = by_distance(q, keys, rows) + by_distance(k, queries, rows[::-1]).swapaxes(2, 3)
-  return layer._replace(bias=bias, summands=3)
+  of_keys = by_distance(k, queries, rows[::-1]).swapaxes(2, 3)
+  if at is not None:
+    of_keys = jnp.take_along_axis(of_keys, at[:, None, :, None], axis=2)
+  return layer._replace(bias=by_distance(q, keys, rows, at) + of_keys, summands=3)
 
 
 def _used_rows(cfg: TransformerConfig, length: int) -> int:
@@ -155,7 +169,7 @@ POSITIONS |= {
     tables=_distances,
     apply=_disentangled,
     products=_used_rows,
-    windows=False,
+    bias=True,
     fields=("position_buckets",),
   ),  # fmt: skip
 }

@@ -56,15 +56,17 @@ def masked_token(
 
   `network` is {"embeddings", "encoder", "mlm_head"}.
   """
-  states = networks.encode(cfg, network, batch.ids, batch, None)
-  state = jnp.take_along_axis(states, positions[:, None, None], axis=1)
+  at = positions[:, None]
+  state = networks.states_to_predict(cfg, network, batch.ids, batch, None, at)
   logits = networks.vocabulary_logits(cfg, network, state)
   return -networks.nll(logits, labels[:, None])[0][:, 0]
 
 
 def _logits(spec: PretrainSpec, params: dict, batch: Batch) -> jax.Array:
   states = networks.main_states(spec, params, batch.ids, batch, None)
-  return networks.token_logits(spec.discriminator, params["discriminator"], "rtd_head", states)
+  return networks.token_logits(
+    spec.discriminator, params["discriminator"], "rtd_head", states, batch.document_ids
+  )
 
 
 def implied_log_p(score: jax.Array, log_q: jax.Array, mask_prob: float) -> jax.Array:

@@ -28,10 +28,14 @@ class PositionsDef:
   apply: Callable = lambda cfg, layer, tables: layer
   # (cfg, length) -> products of each query, and of each key, with rows of a table; for FLOPs
   products: Callable = lambda cfg, length: 0
-  windows: bool = True  # whether layers may attend to a window
+  bias: bool = False  # adds to the scores: needs an attention that can, and no windows
   fields: tuple[str, ...] = ()  # of TransformerConfig, which it alone reads
 
 
+HEAD_FIELDS = (
+  "head_norm",
+  "head_first_token",
+)  # of TransformerConfig; only the RTD head reads them
 POSITIONS = {"learned": PositionsDef(embedded=True)}  # the others are in `positions`
 
 
@@ -73,6 +77,8 @@ class TransformerConfig:
   embedding_dropout: float | None = None  # None: `dropout`
   ffn_dropout: float | None = None  # of the feed-forward output; None: `dropout`
   head_norm: bool = False  # normalise the hidden layer of the RTD head
+  # the RTD head reads the normalised sum of a token's and the first token's state
+  head_first_token: bool = False
   compute: Compute = Compute()
 
   def __post_init__(self):
@@ -84,7 +90,7 @@ class TransformerConfig:
       raise ValueError(f"direction must be both, ltr or rtl, got {self.direction!r}")
     if POSITIONS[self.positions].rotary and self.head_size % 2:
       raise ValueError(f"RoPE needs an even head size, got {self.head_size}")
-    if self.global_every > 1 and not POSITIONS[self.positions].windows:
+    if self.global_every > 1 and POSITIONS[self.positions].bias:
       raise ValueError(f"{self.positions} positions have no windows: set model.global_every to 1")
     if self.position_buckets < 4:
       raise ValueError(f"position_buckets must be at least 4, got {self.position_buckets}")
@@ -124,6 +130,7 @@ def _check(field: dataclasses.Field, value: object) -> None:
 def differences(cfg: TransformerConfig, other: TransformerConfig) -> list[str]:
   """Describes the fields that make `cfg` compute other outputs than `other` from equal weights."""
   fields = "block norm layer_norm_eps feed_forward positions global_every first_norm head_norm"
+  fields += " head_first_token"
   has_local_layers = max(cfg.global_every, other.global_every) > 1
   read = {name: 0 for x in (cfg, other) for name in POSITIONS[x.positions].fields}
   fields = " ".join([fields, *(x for x in read if has_local_layers or x != "local_rope_theta")])

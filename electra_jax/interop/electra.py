@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from electra_jax.core.positions import POSITIONS
-from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.core.transformer_config import HEAD_FIELDS, TransformerConfig
 from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed
 
 _LAYER = "electra.encoder.layer.{i}"
@@ -82,7 +82,7 @@ READ_FIXED = {
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
   # Compute and initialisation settings, and fields that this network does not read.
-  unread = {"compute", "scaled_init"} | (set() if head == "rtd_head" else {"head_norm"})
+  unread = {"compute", "scaled_init"} | (set() if head == "rtd_head" else set(HEAD_FIELDS))
   unread |= {x for x in ("embedding_dropout", "ffn_dropout") if getattr(cfg, x) == cfg.dropout}
   others = {name for x in POSITIONS.values() for name in x.fields}
   unread |= others - set(POSITIONS[cfg.positions].fields)

@@ -15,7 +15,7 @@ from electra_jax.config.files import load
 from electra_jax.core import generators
 from electra_jax.core.networks import TIES, generator_size
 from electra_jax.core.positions import POSITIONS
-from electra_jax.core.transformer_config import TransformerConfig, differences
+from electra_jax.core.transformer_config import HEAD_FIELDS, TransformerConfig, differences
 from electra_jax.data import vocabulary
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.interop import hub, sources
@@ -143,8 +143,8 @@ def _fields(config: ConfigDict) -> dict[str, Any]:
       return {}
     no_generator = True
   found = {f"model.{name}": getattr(main.cfg, name) for name in _MODEL}
-  if main.head is None or main.is_masked_lm:  # only a detector has the norm
-    del found["model.head_norm"]
+  if main.head is None or main.is_masked_lm:
+    found = {name: x for name, x in found.items() if name.partition(".")[2] not in HEAD_FIELDS}
   if no_generator or generator is None:
     return found
   return found | _generator_fields(config, path, main, generator)
@@ -197,7 +197,7 @@ def _generator_fields(
   if _is_global(made) == _is_global(cfg):  # with few layers, periods may be equivalent
     cfg = dataclasses.replace(cfg, global_every=made.global_every)
   shapes = set(_MODEL) & {x.partition(".")[2] for x in schema.names(defines=schema.SHAPES)}
-  shapes -= {"embedding_size", "max_positions", "head_norm"}
+  shapes -= {"embedding_size", "max_positions", *HEAD_FIELDS}
   wrong = [
     f"{x} is {getattr(cfg, x)}" for x in sorted(shapes) if getattr(made, x) != getattr(cfg, x)
   ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.core.transformer_config import HEAD_FIELDS, TransformerConfig
 from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed, label_fields
 
 LABELS = ("ORIGINAL", "REPLACED")  # of a detector
@@ -70,6 +70,7 @@ LAYERS = {
   "embedding_norm": True,
   "first_norm": False,
   "head_norm": True,
+  "head_first_token": False,
   "direction": "both",
 }
 FIXED = {
@@ -86,7 +87,7 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"  # in layer_types and rope
 
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
-  read = {k: v for k, v in LAYERS.items() if k != "head_norm" or head == "rtd_head"}
+  read = {k: v for k, v in LAYERS.items() if head == "rtd_head" or k not in HEAD_FIELDS}
   wrong = [f"{k}={getattr(cfg, k)!r}" for k, right in read.items() if getattr(cfg, k) != right]
   if cfg.embedding_size != cfg.hidden_size:
     wrong.append(f"embedding_size={cfg.embedding_size} at hidden_size={cfg.hidden_size}")
