@@ -89,7 +89,7 @@ def test_coco_lm_contrasts_the_corrupted_text_with_a_crop_of_the_original():
   batch = batch._replace(padding_mask=batch.padding_mask & present[:, None])
   terms = evaluate(COCO, weights, batch)
   c = corruption(COCO, weights, batch)
-  samples = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch))[:, 2]
+  samples = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch)[:, 0])[:, 2]
   cropped = contrast.crop(batch, jax.vmap(lambda key: jax.random.fold_in(key, 1))(samples))
 
   @jax.jit

@@ -68,7 +68,7 @@ def by_gathers(params, x, seen, cfg=CFG, np=np, erf=special.erf, keys=None):
     return x * weights["scale"] + weights["bias"]
 
   table = norm(params["distances"]["table"], params["distances"]["norm"])
-  for n in range(cfg.num_layers):
+  for n in range(len(params["layers"]["qkv"]["kernel"])):
     w = jax.tree.map(lambda a, n=n: a[n], params["layers"])
 
     def project(x, w=w):
@@ -219,21 +219,23 @@ def decode(params, x, padding_mask, at, vectors, documents=None, cfg=DECODED):
   return apply({"params": params}, x, padding_mask, None, documents, queries)
 
 
-def test_the_mask_decoder_is_the_last_layer_with_other_queries_twice():
-  params, (x, padding_mask) = weights(DECODED), inputs(9)
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_mask_decoder_is_the_last_layer_with_other_queries_twice(count):
+  cfg = dataclasses.replace(CFG, num_layers=count)
+  params, (x, padding_mask) = weights(cfg), inputs(9)
   vectors = np.random.default_rng(4).normal(size=(9, 16)).astype(np.float32)
   at = np.array([[0, 4, 8], [5, 2, 1]], np.int32)
-  found = decode(params, x, padding_mask, at, vectors)
+  found = decode(params, x, padding_mask, at, vectors, cfg=cfg)
 
   exact = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
   layers = exact["layers"]
   but_last = {**exact, "layers": jax.tree.map(lambda a: a[:-1], layers)}
   seen = padding_mask[:, None, :]
-  h = by_gathers(but_last, x.astype(np.float64), seen, dataclasses.replace(CFG, num_layers=2))
+  h = by_gathers(but_last, x.astype(np.float64), seen)
   last = {**exact, "layers": jax.tree.map(lambda a: a[-1:], layers)}
   y = h + vectors
   for _ in range(2):
-    y = by_gathers(last, y, seen, dataclasses.replace(CFG, num_layers=1), keys=h)
+    y = by_gathers(last, y, seen, keys=h)
   expected = np.take_along_axis(y, at[..., None], 1)
   # Rounding of float32 through four layers.
   np.testing.assert_allclose(found, expected, atol=3e-5)

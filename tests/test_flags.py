@@ -40,7 +40,7 @@ def draws() -> list[np.ndarray]:
   keys = row_keys(3, 5, np.arange(2))
   own = jax.random.key(0)  # as an objective that is registered may make one
   return [
-    *map(np.asarray, (jax.random.bits(keys[1], (5,)), jax.random.gumbel(own, (4,)))),
+    *map(np.asarray, (jax.random.bits(keys[1, 0], (5,)), jax.random.gumbel(own, (4,)))),
     np.asarray(jax.random.normal(make_key(1), (3,))),
   ]
 

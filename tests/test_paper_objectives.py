@@ -116,7 +116,7 @@ def test_no_mask_token_enters_the_main_network(name, monkeypatch):
   c = corruption(spec, weights, batch)
   np.testing.assert_array_equal(seen, c.ids)
   assert not (seen == RATES.mask_id).any()
-  shown = masking.mask(batch.ids, c.masked, RATES, keys_of(batch))
+  shown = masking.mask(batch.ids, c.masked, RATES, keys_of(batch)[:, 0])
   assert (np.asarray(shown) == RATES.mask_id).sum() > 5  # the generator sees some
 
 
@@ -183,7 +183,7 @@ def test_bert_is_plain_masked_language_modelling():
   spec, weights = make("bert")
   assert "generator" not in weights and set(weights["discriminator"]) == {"encoder", "mlm_head"}
   batch = make_batch()
-  k = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch))
+  k = jax.vmap(lambda key: jax.random.split(key, 5))(keys_of(batch)[:, 0])
   masked = jax.jit(masking.choose, static_argnums=1)(batch, RATES, k[:, 0])
   shown = jax.jit(masking.mask, static_argnums=2)(batch.ids, masked, RATES, k[:, 1])
   p = vocabulary(spec, weights, shown, batch)

@@ -35,13 +35,13 @@ def test_the_mask_rate_follows_its_schedule_with_as_many_slots():
   rate = schedules.Schedule(0.25, schedules.parse("0=0.5,10=0.125", 10))
   m = dataclasses.replace(RATES, mask_prob=rate)
   batch = make_batch(B=64)
-  choose = jax.jit(lambda step: masking.choose(batch, m, keys_of(batch), step))
+  choose = jax.jit(lambda step: masking.choose(batch, m, keys_of(batch)[:, 0], step))
   tokens = batch.padding_mask.sum(-1)
   for step, rate in ((0, 0.5), (5, 0.3125), (10, 0.125)):
     masked = choose(jnp.int32(step))
     assert masked.positions.shape == (64, 8)  # (0.5 + 0.005) x 16
     np.testing.assert_array_equal(masked.weights.sum(-1), np.clip(np.round(rate * tokens), 1, 8))
-  evaluated = masking.choose(batch, m, keys_of(batch))
+  evaluated = masking.choose(batch, m, keys_of(batch)[:, 0])
   assert evaluated.positions.shape == (64, 4)  # the constant, 0.25
 
 

@@ -234,7 +234,7 @@ def check_attention(m: ConfigDict, platform: str | None = None) -> None:
     return
   platform, kind = platform or jax.default_backend(), attention.ATTENTION[m.attention]
   dropout = m.attention_dropout if not kind.dropout else 0
-  if POSITIONS[m.positions].bias and not kind.bias:
+  if "positions" in m and POSITIONS[m.positions].bias and not kind.bias:
     raise ValueError(
       f"config.model.attention={m.attention} has no model.positions={m.positions}: auto selects one"
       " that has"

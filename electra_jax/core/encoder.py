@@ -137,8 +137,10 @@ class Block(nn.Module):
     return BLOCKS[cfg.block].apply(cfg, own, attend, forward, self.normalised), None
 
 
-def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Context) -> jax.Array:
-  """Maps x [B, L, D] to [B, L, D] by N blocks.
+def _apply_layers(
+  cfg: TransformerConfig, count: int, stacked, x: jax.Array, context: Context
+) -> jax.Array:
+  """Maps x [B, L, D] to [B, L, D] by `count` blocks, the N of what follows.
 
   Each iteration of the scan runs cfg.global_every layers, so that XLA knows at compile time whether
   a layer's attention is global or local. A choice at run time would keep the activations of both
@@ -149,8 +151,8 @@ def _apply_layers(cfg: TransformerConfig, stacked, x: jax.Array, context: Contex
     stacked: (params, dropout_seeds) of `Block`, each array [N, ...].
   """
   period, own_kind = cfg.global_every, not cfg.first_norm
-  before = min(cfg.num_layers % period or period * own_kind, cfg.num_layers)
-  iterations = (cfg.num_layers - before) // period
+  before = min(count % period or period * own_kind, count)
+  iterations = (count - before) // period
   unroll = max(min(cfg.compute.unroll // period, iterations), 1)
 
   def layer(index: int, x: jax.Array, inputs, in_loop: bool) -> jax.Array:
@@ -188,8 +190,8 @@ def _decode(
   The states of all layers but the last, plus `queries.states`, attend twice to these states by the
   last layer's weights, as in Microsoft's code. Other positions' results are not needed.
   """
-  but_last = dataclasses.replace(cfg, num_layers=cfg.num_layers - 1)
-  x = _apply_layers(but_last, jax.tree.map(lambda a: a[:-1], stacked), x, context)
+  but_last = jax.tree.map(lambda a: a[:-1], stacked)
+  x = _apply_layers(cfg, cfg.num_layers - 1, but_last, x, context)
   params, seeds = jax.tree.map(lambda a: a[-1], stacked)
   y = jnp.take_along_axis(x, queries.at[..., None], axis=1) + queries.states.astype(x.dtype)
   for salt in (0, 0x9E3779B9):  # dropout differs
@@ -243,5 +245,5 @@ class Encoder(nn.Module):
       stacked = (self.variables["params"]["layers"], layer_seeds)
       if queries is not None:
         return _decode(cfg, stacked, x, context, queries)
-      x = _apply_layers(cfg, stacked, x, context)
+      x = _apply_layers(cfg, cfg.num_layers, stacked, x, context)
     return norm(cfg, "final_norm")(x).astype(cfg.compute.dtype) if kind.residual else x

@@ -47,13 +47,13 @@ def encoder_flops(cfg: TransformerConfig, length: int, decoded: int | None = Non
     decoded: the positions that the enhanced mask decoder predicts (`encoder._decode`); None: it is
       not used.
   """
-  L, D = length, cfg.hidden_size
-  if decoded is not None:
-    but_last = dataclasses.replace(cfg, num_layers=cfg.num_layers - 1)
-    return encoder_flops(but_last, L) + 2 * L * 3 * D * D + 2 * _layer_flops(cfg, decoded, L)
+  N, L, D = cfg.num_layers, length, cfg.hidden_size
   project = 2 * L * cfg.embedding_size * D if cfg.embedding_size != D else 0
-  windows = 2 * 2 * (attention.encoder_scores(cfg, L) - cfg.num_layers * L * L) * D
-  return cfg.num_layers * _layer_flops(cfg, L, L) + windows + project
+  if decoded is not None:
+    last = 2 * L * 3 * D * D + 2 * _layer_flops(cfg, decoded, L)
+    return (N - 1) * _layer_flops(cfg, L, L) + last + project
+  windows = 2 * 2 * (attention.encoder_scores(cfg, L) - N * L * L) * D
+  return N * _layer_flops(cfg, L, L) + windows + project
 
 
 def _layer_flops(cfg: TransformerConfig, queries: int, length: int) -> int:

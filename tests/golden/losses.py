@@ -43,6 +43,7 @@ CASES = {
   "small": ("small.py", {}),
   "large": ("large.py", {"model.embedding_size": 16, "model.unroll": 2}),
   "quickstart": ("quickstart.py", {**DEEP, "model.embedding_size": 16, "model.unroll": 2}),
+  "deberta_v3": ("deberta_v3.py", {"model.embedding_size": 16, "model.position_buckets": 4}),
   "quickstart by AdamW": (
     "quickstart.py",
     {
