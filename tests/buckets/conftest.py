@@ -11,6 +11,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import servers  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def undrawn():
+  """Draws the pictures of runs, because their upload is tested."""
+
+
 @pytest.fixture(scope="session")
 def running():
   """The servers of all schemes, with a bucket `corpus`."""

@@ -105,7 +105,7 @@ def test_batches_are_those_of_the_local_shards_in_the_order_of_the_shuffle(
 def test_a_copy_that_is_killed_goes_on_with_the_files_that_are_not_there(stores, folder, tmp_path):
   url, proxy = publish(stores, "s3", folder, "killed"), stores["s3"]
   with copying(url, tmp_path) as process:
-    while len(done := list(tmp_path.glob("*/*.bin"))) < 3:
+    while len(list(tmp_path.glob("*/*.bin"))) < 3 or not list(tmp_path.glob("*/*.tmp")):
       assert process.poll() is None
       time.sleep(0.001)
     os.kill(process.pid, signal.SIGKILL)
