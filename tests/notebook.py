@@ -53,7 +53,7 @@ def check_notebook(nbformat, nbclient, folder: Path) -> None:
   assert "<Encoder runs/notebook/run: 2 layers of 128, 2,048 tokens" in shown, shown[-3000:]
   images = [o for cell in cells for o in cell.outputs if "image/png" in o.get("data", {})]
   assert len(images) == 1, f"{len(images)} pictures"
-  assert text_of(cells[-1]).count("Return a ") == 5, text_of(cells[-1])
+  assert text_of(cells[-1]).count("Return a") == 5, text_of(cells[-1])
   print(text_of(cells[-1]))
 
 
