@@ -28,11 +28,11 @@ from electra_jax.interop.vocabularies import difference
 from electra_jax.runtime import workdir
 
 
-def command(program: str, *args, text: str = "", umask: int = 0o022, file_bytes=None):
+def command(program: str, *args, text: str = "", umask: int = 0o022, file_bytes=None, env=()):
   """Returns a program's exit code, its output and its errors."""
   done = python(
     "-m", f"electra_jax.{program}", *args, input=text, umask=umask, file_bytes=file_bytes,
-    env={"JAX_NUM_CPU_DEVICES": "1"},
+    env={"JAX_NUM_CPU_DEVICES": "1", **dict(env)},
   )  # fmt: skip
   return done.returncode, done.stdout, without_activities(done.stderr)
 

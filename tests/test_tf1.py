@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from test_exchange import a_source, command, save_hf, write_vocab
 from test_hf import WORDS45, random_network, same
 from tf1_files import same_embeddings, save_tf1, tf1_tensors, write_tf1
@@ -136,7 +137,10 @@ def test_a_width_that_is_no_multiple_of_64_needs_the_number_of_heads(tmp_path):
 @pytest.mark.long
 def test_the_command_warns_of_the_heads_it_assumed_in_a_line(eight_heads, tmp_path):
   prefix = save_tf1(tmp_path / "model.ckpt-7", eight_heads)
-  code, out, errors = command("export", prefix, tmp_path / "out", "--to", "orbax")
+  with_tensorflow = {"PYTHONPATH": str(ROOT)}
+  code, out, errors = command(
+    "export", prefix, tmp_path / "out", "--to", "orbax", env=with_tensorflow
+  )
   assert code == 0 and "exported to" in out
   told = [line for line in errors.splitlines() if line.startswith("warning: ")]
   assert len(told) == 2 and all("of size" in line for line in told)
