@@ -16,7 +16,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c = load_size(arg)
   c.objective.name = "bert"
   c.objective.temperature_schedule = ""  # one network, one optimizer, no samples
-  c.generator.tie = "embeddings"  # nothing is tied
+  c.generator.kind, c.generator.tie = "transformer", "embeddings"  # none is used or tied
   c.optimizer.separate_optimizers = False
   c.optimizer.generator_learning_rate = None
   return c

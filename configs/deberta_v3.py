@@ -12,42 +12,30 @@ detection (10), the batch (64 to 256), the rate (3e-4 xsmall, 1e-4 base and larg
 (1,000,000); its masks never reach the last 50 of 512 positions, here they are uniform.
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
 from electra_jax.config import load
 
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-  """The shape of a discriminator and its peak learning rate."""
-
-  num_layers: int
-  hidden_size: int
-  ffn_size: int
-  learning_rate: float
-
-
-SHAPES = {
-  "xsmall": Shape(12, 384, 1536, 5e-4),  # the paper has no rate: small's
-  "small": Shape(6, 768, 3072, 5e-4),
-  "base": Shape(12, 768, 3072, 5e-4),
-  "large": Shape(24, 1024, 4096, 3e-4),
+# {size: (layers, width, peak learning rate)}
+SIZES = {
+  "xsmall": (12, 384, 5e-4),  # the paper has no rate: small's
+  "small": (6, 768, 5e-4),
+  "base": (12, 768, 5e-4),
+  "large": (24, 1024, 3e-4),
 }
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
   """Returns the configuration of the size `arg`, by default small."""
-  if (arg or "small") not in SHAPES:
-    raise ValueError(f"configs/deberta_v3.py takes {', '.join(SHAPES)}, got {arg!r}")
-  shape = SHAPES[arg or "small"]
+  if (arg or "small") not in SIZES:
+    raise ValueError(f"configs/deberta_v3.py takes {', '.join(SIZES)}, got {arg!r}")
+  layers, width, rate = SIZES[arg or "small"]
   c = load("base.py")
-  c.model.hidden_size = shape.hidden_size
-  c.model.num_layers = shape.num_layers
-  c.model.num_heads = shape.hidden_size // 64
-  c.model.ffn_size = shape.ffn_size
-  c.model.embedding_size = shape.hidden_size  # no projection
+  c.model.hidden_size = width
+  c.model.num_layers = layers
+  c.model.num_heads = width // 64
+  c.model.ffn_size = 4 * width
+  c.model.embedding_size = width  # no projection
   c.model.layer_norm_eps = 1e-7
   c.model.positions = "disentangled"  # (He et al. 2020, Section 3.1)
   c.model.position_buckets = 256
@@ -65,7 +53,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.data.examples = "packed"  # code: rows of 510 tokens, across documents
   c.optimizer.name = "adamw"  # code: Adam without bias correction
   c.optimizer.schedule = "joined"
-  c.optimizer.learning_rate = shape.learning_rate
+  c.optimizer.learning_rate = rate
   c.optimizer.b2 = 0.98
   c.optimizer.separate_optimizers = True  # each network is clipped by its own norm (code)
   c.train.batch_size = 8192

@@ -155,7 +155,7 @@ def forget_programs():
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
-  """Leaves the pictures of runs empty: drawing takes half of a short run's time.
+  """Leaves the pictures of runs empty: drawing takes a third of a short run's time.
 
   Tests of pictures call `curves.draw`; a run that a wider fixture trains draws its own.
   """

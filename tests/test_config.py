@@ -379,8 +379,16 @@ def test_auto_is_bfloat16_on_accelerators_and_cudnn_where_it_can(
   group.dtype, group.attention = asked
   group.attention_dropout = dropout
   monkeypatch.setattr(jax, "default_backend", lambda: platform)
-  compute = specs.make_compute(group, head)
+  compute = specs.make_compute(group, head, "learned")
   assert (compute.dtype, compute.attention) == expected
+
+
+def test_auto_in_fine_tuning_goes_by_the_positions_of_the_network(monkeypatch):
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  group = files.load("finetune/base.py").model
+  group.attention_dropout = 0.0
+  found = {x: specs.make_compute(group, 64, x).attention for x in ("rope", "disentangled")}
+  assert found == {"rope": "cudnn", "disentangled": "xla"}
 
 
 @pytest.mark.parametrize(
@@ -390,5 +398,5 @@ def test_layers_are_compiled_in_a_row_on_a_gpu_unless_told(monkeypatch, platform
   group = files.load("base.py").model
   group.unroll, group.attention, group.num_layers = asked, "xla", 5
   monkeypatch.setattr(jax, "default_backend", lambda: platform)
-  unroll = specs.make_compute(group, 64).unroll
+  unroll = specs.make_compute(group, 64, "learned").unroll
   assert -(-group.num_layers // min(unroll, group.num_layers)) == loops

@@ -103,7 +103,7 @@ def _head_layers() -> Collection[str]:
 
 
 def _unread_positions(name: str) -> Callable[[ConfigDict], bool]:
-  """Returns whether a configuration's position encoding does not read model.NAME."""
+  """Returns config -> whether its position encoding does not read model.NAME."""
   return lambda c: name not in registry.table("positions")[c.model.positions].fields
 
 

@@ -43,7 +43,9 @@ def make_spec(
     frozen: config of the masked language model in generator.init_from, if any.
   """
   g, o = config.generator, config.objective
-  compute = make_compute(config.model, config.model.hidden_size // config.model.num_heads)
+  compute = make_compute(
+    config.model, config.model.hidden_size // config.model.num_heads, config.model.positions
+  )
   try:
     discriminator = take_fields(
       TransformerConfig, config.model, vocab_size=vocab.size, compute=compute
@@ -197,15 +199,20 @@ def default_unroll(platform: str) -> int:
   return ALL_LAYERS if platform == "gpu" else 1
 
 
-def make_compute(m: ConfigDict, head_width: int) -> Compute:
-  """Returns the compute settings of config.model, with "auto" and 0 chosen for this machine."""
+def make_compute(m: ConfigDict, head_width: int, positions: str) -> Compute:
+  """Returns the compute settings of config.model, with "auto" and 0 chosen for this machine.
+
+  Args:
+    head_width, positions: of the network, which config.model lacks in fine-tuning.
+  """
   platform, dtype, attention = jax.default_backend(), m.dtype, m.attention
   if dtype == "auto":
     dtype = "float32" if platform == "cpu" else "bfloat16"
   if attention == "auto":
+    kind, bias = ATTENTION["cudnn"], POSITIONS[positions].bias
     cudnn = platform == "gpu" and dtype == "bfloat16" and not m.attention_dropout
-    cudnn = cudnn and (ATTENTION["cudnn"].bias or not POSITIONS[m.positions].bias)
-    attention = "cudnn" if cudnn and ATTENTION["cudnn"].takes_head(head_width) else "xla"
+    fits = kind.takes_head(head_width) and (kind.bias or not bias)
+    attention = "cudnn" if cudnn and fits else "xla"
   return Compute(dtype, attention, m.unroll or default_unroll(platform), m.remat)
 
 

@@ -38,7 +38,7 @@ def check_fields(config: ConfigDict) -> None:
   flat = flatten(config)
   check_values(flat, schema.PRETRAINING)
   check_combination(config)
-  check_decoder(config)
+  check_layers(config)
   warn_of_unread(config.objective)
   traced = tracing.parse_steps(config.profile.steps)
   if traced and traced.start > config.train.steps:
@@ -193,10 +193,15 @@ def check_combination(config: ConfigDict) -> None:
     )
 
 
-def check_decoder(config: ConfigDict) -> None:
-  """Raises ValueError if the generator's mask decoder does not fit the layers."""
-  m, kind = config.model, config.generator.kind
-  misfit = BLOCKS[m.block].residual or m.global_every != 1 or POSITIONS[m.positions].rotary
+def check_layers(config: ConfigDict) -> None:
+  """Raises ValueError if positions, attention and the generator's mask decoder do not fit."""
+  m, kind, positions = config.model, config.generator.kind, POSITIONS[config.model.positions]
+  if positions.bias and m.attention != "auto" and not attention.ATTENTION[m.attention].bias:
+    raise ValueError(
+      f"config.model.attention={m.attention} has no model.positions={m.positions}: auto selects one"
+      " that has"
+    )
+  misfit = BLOCKS[m.block].residual or m.global_every != 1 or positions.rotary
   if generators.GENERATORS[kind].decodes and misfit:
     raise ValueError(
       f"generator.kind={kind} needs model.block=post_norm, global_every=1 and positions=learned or"
@@ -234,11 +239,6 @@ def check_attention(m: ConfigDict, platform: str | None = None) -> None:
     return
   platform, kind = platform or jax.default_backend(), attention.ATTENTION[m.attention]
   dropout = m.attention_dropout if not kind.dropout else 0
-  if "positions" in m and POSITIONS[m.positions].bias and not kind.bias:
-    raise ValueError(
-      f"config.model.attention={m.attention} has no model.positions={m.positions}: auto selects one"
-      " that has"
-    )
   if kind.platform not in (None, platform) or dropout:
     needs = [f"a {kind.platform.upper()}"] if kind.platform else []
     needs += [] if kind.dropout else ["model.attention_dropout=0"]

@@ -12,8 +12,7 @@ from flax import linen as nn
 from electra_jax.core.gradients import by_hand
 from electra_jax.core.transformer_config import TransformerConfig
 
-# Attention probabilities, attention output, feed-forward output.
-SITES_PER_LAYER = 3
+SITES_PER_LAYER = 3  # attention probabilities, attention output, feed-forward output
 
 
 def make_dropout_seeds(

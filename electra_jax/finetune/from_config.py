@@ -67,9 +67,8 @@ def load_pretrained(config: ConfigDict) -> PretrainedEncoder:
   weights = {name: network.weights[name] for name in ("embeddings", "encoder")}
   m = config.model
   rates = {name: m[name] for name in DROPOUTS if m[name] is not None}
-  cfg = dataclasses.replace(
-    network.cfg, **rates, compute=specs.make_compute(m, network.cfg.head_size)
-  )
+  compute = specs.make_compute(m, network.cfg.head_size, network.cfg.positions)
+  cfg = dataclasses.replace(network.cfg, **rates, compute=compute)
   if fresh:
     return PretrainedEncoder(cfg, None, found, source.left_out)
   origin = path if hub.is_name(path) else hub.origin(source.card)
