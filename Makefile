@@ -18,7 +18,7 @@ quickstart: .venv/ready  ## corpus, vocabulary, shards, training, samples, repor
 	.venv/bin/electra-jax quickstart
 
 test: lint  ## lint, the examples in docstrings and the default tests
-	$(RUN) -m pytest
+	$(RUN) -m pytest -o faulthandler_timeout=240
 
 test-core: lint  ## lint and the quick tests of the pure layer: a minute
 	$(RUN) -m pytest -m "core and not long and not slow" tests
