@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 DOCS = .venv/docs/bin/python
-EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert modernbert_export spm exchange tf1 weight_files encoder calls onnx)
+EXCHANGE = $(patsubst %,tests/test_%.py,hf modernbert modernbert_export spm exchange tf1 weight_files deberta encoder calls onnx)
 # Some images forbid bytecode; then each process compiles the tests and the package again.
 export PYTHONDONTWRITEBYTECODE =
 # What tests compile is kept, for each other and for the next time.

@@ -68,13 +68,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.generator = g = ConfigDict()
   # transformer: the paper's; enhanced_mask_decoder: DeBERTa's, whose last layer adds absolute
   # positions; two_tower: two causal transformers on the clean text (Electric); uniform or unigram:
-  # no network; frozen: a trained masked language model (init_from)
+  # no network; frozen: a trained masked language model (init_from); frozen_mask_decoder: DeBERTa's
   g.kind = "transformer"
   # Weights shared with the discriminator: none, tokens, embeddings (Section 3.2), all (equal sizes)
   # or gdes, gradient-disentangled embedding sharing (DeBERTaV3)
   g.tie = "embeddings"
   g.embedding_size = placeholder(int)  # width of its tables with tie=none; not set: its hidden size
-  g.init_from = placeholder(str)  # frozen: a run or other source that has the masked language model
+  g.init_from = placeholder(str)  # frozen...: a run or other source with the masked language model
   g.sampling_dropout = True  # False: sample in a second pass without dropout
   g.width_multiplier = 1 / 3  # of D, heads of 64, ffn 4 x width (Table 6: 1/3, small and large 1/4)
   g.depth_multiplier = 1.0  # of N; the paper's generators are narrow, not shallow (Section 3.2)

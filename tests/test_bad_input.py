@@ -182,7 +182,7 @@ ROWS = [
   ("export finetuned out --to hf --heads=2", 1, "is not a TF1 checkpoint"),
   ("export nowhere out --to orbax --dtype=bfloat16", 2, "--dtype: only for --to hf, not orbax"),
   ("export nowhere out --to orbax --max-shard-mb=5", 2, "--max-shard-mb: only for --to hf"),
-  ("export nowhere out --to hf --dtype=float16", 2, "invalid choice: 'float16'"),
+  ("export nowhere out --to hf --dtype=float8", 2, "invalid choice: 'float8'"),
   ("export nowhere out --to hf --max-shard-mb=0", 2, "must be a number above 0, got '0'"),
   ("export nowhere out --to hf --max-shard-mb=nan", 2, "must be a number above 0, got 'nan'"),
   ("score --checkpoint=", 2, "--model=SOURCE is needed"),

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_torch_files
 from conftest import make_tiny_config, python, without_activities
 from hub_server import Hub
 from rich.console import Console
+from safetensors.numpy import load_file
 from test_calls import run_card
 from test_finetune import make_config, write_glue
 from test_finetune import run as fine_tune
@@ -389,32 +391,18 @@ def test_a_push_that_fails_keeps_the_export_and_says_how_to_push_it(server, me, 
   assert same(weights("hf://me/new"), weights(folder))
 
 
-@pytest.mark.slow
-@needs_torch
-def test_old_weights_are_read_after_the_step_that_the_error_names(server, folder, tmp_path):
+def test_pytorchs_files_are_fetched_if_there_are_no_safetensors(server, folder, tmp_path):
   """A repository as Google's: pytorch_model.bin and files of other libraries."""
-  import torch
-  from safetensors.torch import load_file
-
   old = shutil.copytree(folder / "discriminator", tmp_path / "old")
-  torch.save(load_file(old / "model.safetensors"), old / "pytorch_model.bin")
+  test_torch_files.write(old / "pytorch_model.bin", load_file(old / "model.safetensors"))
+  both = server.put("me/both", old)
   (old / "model.safetensors").unlink()
   (old / "tf_model.h5").write_bytes(b"not to be fetched")
-  commit = server.put("me/old", old)
-  with pytest.raises(ExchangeError, match="has pytorch_model.bin instead of safetensors") as error:
-    sources.open_source("hf://me/old")
-  steps = re.search("once: (.*); then use old$", str(error.value))[1]
-  assert f"--revision={commit} " in steps
-  home = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home")}
-  path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-  (tmp_path / "there").mkdir()
-  subprocess.run(
-    steps,
-    shell=True,
-    cwd=tmp_path / "there",
-    check=True,
-    env={**os.environ, **home, "PATH": path},
-    timeout=300,
-  )
-  assert same(weights(tmp_path / "there" / "old"), weights(folder / "discriminator"))
-  assert not (tmp_path / "there" / "old" / "tf_model.h5").exists()
+  alone = server.put("me/old", old)
+  for name, commit, expected in (
+    ("both", both, "model.safetensors"),
+    ("old", alone, "pytorch_model.bin"),
+  ):
+    assert same(weights(f"hf://me/{name}@{commit}"), weights(folder / "discriminator"))
+    fetched = {x.name for x in hub.local(f"hf://me/{name}@{commit}").iterdir()}
+    assert {x for x in fetched if "model" in x} == {expected}

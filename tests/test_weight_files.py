@@ -18,7 +18,7 @@ from test_hf import SIZES, export, needs_torch, random_network, same, some_batch
 
 from electra_jax.core import params
 from electra_jax.export import writer
-from electra_jax.interop import huggingface, initial, sources
+from electra_jax.interop import huggingface, initial, sources, weight_files
 from electra_jax.interop.huggingface import Storage
 from electra_jax.interop.sources import Network
 
@@ -92,7 +92,7 @@ def test_what_fits_is_one_file_without_an_index(max_bytes, tmp_path):
 def test_a_tensor_that_is_too_large_stands_alone():
   sizes = {"a": 400, "large": 3_000, "b": 100, "c": 100, "d": 2_000}
   tensors = {name: np.zeros(size, np.int8) for name, size in sizes.items()}
-  parts = huggingface.shards(tensors, 1_000)
+  parts = weight_files.shards(tensors, 1_000)
   assert [list(part) for part in parts] == [["a"], ["large"], ["b", "c"], ["d"]]
 
 
@@ -100,7 +100,7 @@ def test_no_file_is_larger_than_said_even_of_many_small_tensors(tmp_path):
   """Their headers are most of the file."""
   tensors = {f"{'x' * (i % 7)}{i}": np.zeros((1, 1, i), np.int8) for i in range(40)}
   for max_bytes in (400, 1_000, 5_000):
-    for i, part in enumerate(huggingface.shards(tensors, max_bytes)):
+    for i, part in enumerate(weight_files.shards(tensors, max_bytes)):
       save_file(part, tmp_path / f"{i}", metadata={"format": "pt"})
       assert (tmp_path / f"{i}").stat().st_size <= max_bytes
 

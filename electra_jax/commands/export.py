@@ -9,12 +9,14 @@ config.json in its folder, or from --heads.
 orbax  the discriminator's weights, its config and the tokenizer, for fine-tuning.
 hf     DIR/discriminator, the network to fine-tune, and DIR/generator, if there is one, each with
        config.json, model.safetensors, the tokenizer's files and a model card. A discriminator of
-       ModernBERT's shape is written without its head, and with the head to DIR/detector.
-       --dtype=bfloat16 halves the bytes of the weights, --max-shard-mb splits large files, and
+       ModernBERT's shape is written without its head, and with the head to DIR/detector. The
+       detection head and the mask decoder of DeBERTa's shape are in the files, but transformers has
+       no class that computes them.
+       --dtype=bfloat16 or float16 halves the bytes of the weights, --max-shard-mb splits files, and
        --pooling=mean or cls writes DIR/discriminator for sentence-transformers. A fine-tuned
        network keeps its head if transformers has the same head, as with model.head=auto. If torch
        and transformers are installed, compares the logits on real text, and exports nothing if they
-       differ by more than 5e-5 of their standard deviation. With bfloat16, compares in float32 from
+       differ by more than 5e-5 of their standard deviation. With rounding, compares in float32 from
        the rounded weights, and prints the effect of rounding on the logits.
 onnx   as hf, plus a float32 model.onnx for onnxruntime in each folder, for any batch size and
        length, with the same comparison of logits. Needs torch, transformers, onnx, onnxscript and
@@ -81,8 +83,9 @@ def add_options(p: cli.ArgumentParser) -> None:
   p.add_argument("--license", help="license of the weights, for the model card")
   p.add_argument(
     "--dtype",
-    choices=("float32", "bfloat16"),
-    help="dtype of the weights in hf, default float32; bfloat16 rounds by at most 0.4 %%",
+    choices=("float32", "bfloat16", "float16"),
+    help="dtype of the weights in hf, default float32; bfloat16 rounds by at most 0.4 %%, float16"
+    " by 0.05 %%, and holds up to 65,504",
   )
   p.add_argument(
     "--max-shard-mb",

@@ -140,6 +140,7 @@ def check_combination(config: ConfigDict) -> None:
     or not g.sampling_dropout
   )
   accepted = [kind for kind in kinds if objective.accepts(kinds[kind])]
+  frozen = [name for name, kind in kinds.items() if kind.pretrained]
   for wrong, reason in (
     (
       not objective.uses_generator
@@ -162,7 +163,7 @@ def check_combination(config: ConfigDict) -> None:
     ),
     (
       generator.pretrained != (g.init_from is not None),
-      "set generator.init_from if and only if generator.kind=frozen: got"
+      f"set generator.init_from if and only if generator.kind is {' or '.join(frozen)}: got"
       f" {g.init_from} and {g.kind}",
     ),
     (
@@ -202,7 +203,8 @@ def check_layers(config: ConfigDict) -> None:
       " that has"
     )
   misfit = BLOCKS[m.block].residual or m.global_every != 1 or positions.rotary
-  if generators.GENERATORS[kind].decodes and misfit:
+  generator = generators.GENERATORS[kind]
+  if generator.decodes and not generator.pretrained and misfit:
     raise ValueError(
       f"generator.kind={kind} needs model.block=post_norm, global_every=1 and positions=learned or"
       f" disentangled, got {m.block}, {m.global_every} and {m.positions}"

@@ -223,7 +223,16 @@ GENERATORS = {
   "uniform": GeneratorDef(uniform),
   "unigram": GeneratorDef(unigram),
   "frozen": GeneratorDef(frozen, ("encoder",), pretrained=True, log_q=one_at_a_time),
+  "frozen_mask_decoder": GeneratorDef(
+    frozen, ("encoder",), pretrained=True, log_q=one_at_a_time, decodes=True
+  ),
 }
+
+
+def masked_lm_kind(decodes: bool, pretrained: bool) -> str:
+  """Returns the kind of a masked language model with or without the enhanced mask decoder."""
+  masked_lms = ((name, x) for name, x in GENERATORS.items() if x.is_masked_lm)
+  return next(k for k, x in masked_lms if (x.decodes, x.pretrained) == (decodes, pretrained))
 
 
 def init_generator(

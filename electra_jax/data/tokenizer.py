@@ -15,12 +15,13 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from electra_jax.data.characters import Losses, checked, compose, moved, trimmed
 from electra_jax.data.vocab_metadata import FILES, SPECIAL_NAMES, Vocab, VocabError
 
+MASK = SPECIAL_NAMES["mask"][0]
 UNKNOWN = "\U00010380"  # an Ugaritic letter, which hardly any vocabulary has
 MAX_WORD_CHARS = 100  # as in Hugging Face's BERT; 200 in the original
 CACHE_ENTRIES = 1 << 16  # units with cached ids, about 10 MB
@@ -317,7 +318,10 @@ def _load_json(path: Path) -> HuggingFace:
 
 
 class SentencePiece(Tokenizer):
-  """A SentencePiece model, unigram or BPE."""
+  """A SentencePiece model, unigram or BPE.
+
+  DeBERTaV3's has no mask token: "[MASK]" gets the id after its pieces, as in Microsoft's code.
+  """
 
   def __init__(self, path: Path, nfc: bool = False):
     import sentencepiece
@@ -331,6 +335,9 @@ class SentencePiece(Tokenizer):
     engine, size = self._engine, self._engine.get_piece_size()
     names = {engine.id_to_piece(i): i for i in range(size)}
     special = [i for i in range(size) if engine.is_control(i)]
+    if appended_mask(names):
+      names[MASK] = size
+      size += 1
     self.vocab = _vocab(path, "sentencepiece", size, names.get, special, nfc=nfc)
 
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -355,12 +362,19 @@ class SentencePiece(Tokenizer):
     # The library drops control tokens and writes others for unknown ones, so their names are put
     # between the runs of text.
     special, parts = {*self.vocab.special_ids, self.vocab.unk}, []
+    pieces = self._engine.get_piece_size()
     for is_special, run in itertools.groupby(map(int, ids), special.__contains__):
       if is_special:
-        parts.extend(map(self._engine.id_to_piece, run))
+        parts.extend(MASK if i == pieces else self._engine.id_to_piece(i) for i in run)
       else:
         parts.append(self._engine.decode(list(run)))
     return " ".join(parts)
+
+
+def appended_mask(names: Collection[str]) -> bool:
+  """Returns whether [MASK] follows the pieces `names`, which have all other special tokens."""
+  own = {role: set(known) & set(names) for role, known in SPECIAL_NAMES.items()}
+  return not own.pop("mask") and all("[" in "".join(found) for found in own.values())
 
 
 def bert_engine(

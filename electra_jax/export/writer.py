@@ -187,7 +187,8 @@ def export_hf(source: Source, out: Path, console: Console, storage: Storage = FL
   folders: dict[str, Network] = {}
   if {"discriminator", "generator"} <= networks.keys():
     try:
-      huggingface.config_json(networks["generator"].cfg, networks["generator"].head, 0)
+      generator = networks["generator"]
+      huggingface.check_form(generator.cfg, generator.head, generator.decodes)
     except ExchangeError as error:
       reason = error
       del networks["generator"]
@@ -250,11 +251,18 @@ def _write_hf(
   (folder / "README.md").write_text(card(), "utf-8")
   if storage.repo and role == source.main:
     (folder.parent / "README.md").write_text(card(repo=storage.repo), "utf-8")
-  found = _compare(folder, network, written, source, unit, storage.dtype)
+  pair = network, written
+  if network.head and not family.computes(network.head):
+    pair = network.without_head(), written.without_head()
+  found = _compare(folder, *pair, source, unit, storage.dtype)
   if storage.onnx:
-    found += _write_onnx(folder, written, source)
+    found += _write_onnx(folder, pair[1], source)
   count = f"{params.count(network.weights) / 1e6:,.2f} M"
   console.print(f"{role}: {family.classes[network.head]}, {count}, {found}")
+  gaps = [f"its {network.head}, which is in the file"] if pair[0] is not network else []
+  gaps += ["its mask decoder: other words for [MASK]"] if network.decodes else []
+  for gap in gaps:
+    console.print(f"{role}: transformers does not compute {gap}")
   if source.finetuned and network.head is None and not embeds:
     task = source.finetuned.info
     console.print(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from electra_jax.data import tokenizer
-from electra_jax.interop import huggingface
+from electra_jax.interop import huggingface, weight_files
 from electra_jax.interop.weights import ExchangeError
 
 T = TypeVar("T")
@@ -20,13 +20,14 @@ PREFIX, FORM = "hf://", "hf://ORG/NAME or hf://ORG/NAME@REVISION"
 WAITS = (1, 2, 4, 8, 16, 30)  # seconds before each retry of a request
 EXPORT_FILE = "export.json"  # marks an orbax export and holds its metadata
 # The files that `sources` reads: networks, their tokenizers, an orbax export.
-_FILES = ["config.json", "model*.safetensors", huggingface.INDEX, "tokenizer_config.json"]
+_FILES = ["config.json", "model*.safetensors", weight_files.INDEX, "tokenizer_config.json"]
 _FILES += ["added_tokens.json", "special_tokens_map.json"]
 _FILES += [huggingface.ORIGINAL_TOKENIZER, *tokenizer.FILES.values()]
 PATTERNS = [
   f"{place}{x}" for place in ("", *(f"{x}/" for x in huggingface.FOLDERS)) for x in _FILES
 ]
-PATTERNS += [EXPORT_FILE, "params/*"]
+PATTERNS += [EXPORT_FILE, "params/*", huggingface.GENERATOR, huggingface.GENERATOR_CONFIG]
+TORCH_PATTERNS = ["pytorch_model.bin*", "pytorch_model-*.bin"]  # fetched without safetensors
 GIT_FILE = ".gitattributes"  # the Hub adds it to every repository
 LISTED = 8  # maximum number of files in an error message
 
@@ -58,7 +59,7 @@ def local(path: str | Path) -> Path:
   Fetches only files that `sources` reads, and makes no request for a commit in the cache.
 
   Raises:
-    ExchangeError: the Hub or the cache does not have the network, or not as safetensors.
+    ExchangeError: the Hub or the cache does not have the network or its weights.
   """
   if not is_name(path):
     return Path(path)
@@ -71,20 +72,15 @@ def local(path: str | Path) -> Path:
 
   repo, revision = split(path)
   at = _ask(repo, lambda: HfApi().resolve_revision(repo, revision=revision), revision)
-  options = {"revision": at, "allow_patterns": PATTERNS, "tqdm_class": Bar}
-  folder = Path(_ask(repo, lambda: snapshot_download(repo, **options)))
-  if any(folder.rglob("model*.safetensors")) or (folder / EXPORT_FILE).is_file():
-    return folder
+  for patterns in (PATTERNS, TORCH_PATTERNS):
+    options = {"revision": at, "allow_patterns": patterns, "tqdm_class": Bar}
+    folder = Path(_ask(repo, lambda options=options: snapshot_download(repo, **options)))
+    weights = any(folder.rglob("model*.safetensors")) or weight_files.find(folder)
+    if weights or (folder / EXPORT_FILE).is_file():
+      return folder
   files = _ask(repo, lambda: HfApi().list_repo_files(repo, revision=folder.name))
-  if any(re.fullmatch(r"pytorch_model.*\.bin", file) for file in files):
-    here = repo.partition("/")[2]
-    raise ExchangeError(
-      f"{PREFIX}{repo} has pytorch_model.bin instead of safetensors; convert it once:"
-      f" hf download {repo} --revision={folder.name} --exclude='*.h5' --exclude='*.msgpack'"
-      f" --local-dir={here} && {huggingface.conversion(folder, here)}; then use {here}"
-    )
   raise ExchangeError(
-    f"{PREFIX}{repo} has no {huggingface.WEIGHTS}, either in its root or in"
+    f"{PREFIX}{repo} has no {weight_files.WEIGHTS}, either in its root or in"
     f" {', '.join(huggingface.FOLDERS)}; its files: {_listed(files) or 'none'}"
   )
 

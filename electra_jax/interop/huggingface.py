@@ -1,30 +1,32 @@
 """Reads and writes Hugging Face folders: config.json, weights and tokenizers of FAMILIES."""
 
+import contextlib
 import dataclasses
 import json
 import math
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
 
 from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import SPECIAL_NAMES, Tokenizer
 from electra_jax.data.tokenizer import load as load_vocabulary
+from electra_jax.interop import weight_files
+from electra_jax.interop.deberta import DEBERTA
 from electra_jax.interop.electra import ELECTRA
 from electra_jax.interop.modernbert import LABELS, MODERNBERT
 from electra_jax.interop.vocabularies import difference, engine_of, with_added
 from electra_jax.interop.weights import ExchangeError, Family, from_hf, own_names, read_json, to_hf
 from electra_jax.runtime import foreign
 
-FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT)}
+FAMILIES = {family.model_type: family for family in (ELECTRA, MODERNBERT, DEBERTA)}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of exported tokenizers
 ORIGINAL_TOKENIZER = "electra_jax_tokenizer.json"  # the source of AutoTokenizer's tokenizer.json
 NFC = "electra_jax_nfc"  # the field of tokenizer_config.json for `Vocab.nfc`
@@ -42,11 +44,11 @@ NETWORK = "electra_jax_network"
 # The labels of a detector: written now, written earlier, and the default.
 DETECTORS = ([*LABELS], ["REPLACED"], ["LABEL_0"])
 EXTRA_FIELDS = ("embedding_dropout", "ffn_dropout", "scaled_init")
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# A release of DeBERTaV3 has its generator beside the discriminator.
+GENERATOR, GENERATOR_CONFIG = "pytorch_model.generator.bin", "generator_config.json"
 DETECTOR = "detector"  # the folder of a discriminator with its head, if `discriminator` has none
 MASKED_LM = "masked_lm"  # the role of a discriminator with its second, masked-LM head
 FOLDERS = ("discriminator", DETECTOR, MASKED_LM, "generator")  # of the networks of an export
-HEADER_BYTES = 128  # upper bound for a safetensors file, and for each tensor besides its name
 
 
 # {pooling of token states to a text's vector: its name in sentence-transformers}
@@ -56,7 +58,7 @@ POOLINGS = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 class Storage(NamedTuple):
   """Options for writing networks."""
 
-  dtype: str = "float32"  # or bfloat16
+  dtype: str = "float32"  # or bfloat16, float16
   max_bytes: float = math.inf  # of a file, unless a single tensor is larger
   pooling: str | None = None  # a key of POOLINGS: writes the main network for sentence-transformers
   onnx: bool = False  # also write model.onnx
@@ -101,6 +103,26 @@ def config_json(
   }
 
 
+def check_form(cfg: TransformerConfig, head: str | None, decodes: bool) -> None:
+  """Raises ExchangeError if a network, with a mask decoder if it `decodes`, cannot be written."""
+  config_json(cfg, head, 0)
+  if decodes and not (family := family_of(cfg)).decodes:
+    raise ExchangeError(f"Hugging Face's {family.name} has no enhanced mask decoder")
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+  """Names a file in the errors that its content raises."""
+  try:
+    yield
+  except ExchangeError:
+    raise
+  except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+    raise ExchangeError(
+      f"{path}: not a config of {' or '.join(FAMILIES)}: {type(error).__name__} {error}"
+    ) from None
+
+
 def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | None]:
   """Returns the family and the config of the network in a folder, and its head.
 
@@ -108,24 +130,37 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
     ExchangeError: the model is an unsupported variant, or of no family in FAMILIES.
   """
   path = Path(folder) / "config.json"
-  try:
+  with _reading(path):
     c = foreign.read_json(path)
-    if c["model_type"] not in FAMILIES:
-      raise ExchangeError(f"{path}: model type {c['model_type']!r} must be {' or '.join(FAMILIES)}")
-    family = FAMILIES[c["model_type"]]
-    cfg = dataclasses.replace(family.from_json(path, c), **c.get(NETWORK, {}))
-    kinds = c.get("architectures") or []
-    found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
-    # A token classifier may also be a task's tagger: only its labels make it a detector.
-    if list((c.get("id2label") or {}).values()) not in DETECTORS:
-      found = [head for head in found if not family.is_shared(head)]
-  except ExchangeError:
-    raise
-  except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-    raise ExchangeError(
-      f"{path}: not a config of {' or '.join(FAMILIES)}: {type(error).__name__} {error}"
-    ) from None
+    family, cfg = _read_fields(path, c)
+    if family.heads_by_tensors:
+      names = _names(family, weight_files.find(path.parent))
+      found = [x for x, start in family.heads_by_tensors.items() if _any(names, start)]
+    else:
+      kinds = c.get("architectures") or []
+      found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
+      # A token classifier may also be a task's tagger: only its labels make it a detector.
+      if list((c.get("id2label") or {}).values()) not in DETECTORS:
+        found = [head for head in found if not family.is_shared(head)]
   return family, cfg, found[0] if found else None
+
+
+def _read_fields(path: Path, content: Mapping) -> tuple[Family, TransformerConfig]:
+  """Returns the family and the config of a config.json."""
+  kind = content["model_type"]
+  if kind not in FAMILIES:
+    raise ExchangeError(f"{path}: model type {kind!r} must be {' or '.join(FAMILIES)}")
+  cfg = FAMILIES[kind].from_json(path, content)
+  return FAMILIES[kind], dataclasses.replace(cfg, **content.get(NETWORK, {}))
+
+
+def _names(family: Family, files: Sequence[Path]) -> list[str]:
+  """Returns the names in transformers of the tensors in files."""
+  return [*own_names(family, weight_files.names(files)).values()]
+
+
+def _any(names: Sequence[str], start: str) -> bool:
+  return any(name.startswith(start) for name in names)
 
 
 def save(
@@ -140,45 +175,19 @@ def save(
   """Writes config.json and safetensors to a folder, with an index for several files.
 
   Raises:
-    ExchangeError: as `config_json`, or a file cannot be written.
+    ExchangeError: as `config_json`, a weight exceeds the dtype, or a file cannot be written.
   """
   _write_json(folder / "config.json", config_json(cfg, head, pad_id, others, storage.dtype))
   dtype = jnp.dtype(storage.dtype)
   family = family_of(cfg)
   tensors = to_hf(family, cfg, network)
   tensors = family.two_labels(tensors) if head == "rtd_head" else tensors
-  tensors = {name: x.astype(dtype, copy=False) for name, x in tensors.items()}
-  parts, files = shards(tensors, storage.max_bytes), {}
-  for i, part in enumerate(parts, 1):
-    name = WEIGHTS if len(parts) == 1 else f"model-{i:05d}-of-{len(parts):05d}.safetensors"
-    files |= dict.fromkeys(part, name)
-    try:
-      save_file(part, folder / name, metadata={"format": "pt"})
-    except SafetensorError as error:
-      raise ExchangeError(f"{folder / name} cannot be written: {error}") from None
-  if len(parts) > 1:
-    metadata = {"total_size": sum(x.nbytes for x in tensors.values())}
-    _write_json(folder / INDEX, {"metadata": metadata, "weight_map": files})
-
-
-def shards(tensors: Mapping[str, np.ndarray], max_bytes: float) -> list[dict[str, np.ndarray]]:
-  """Splits tensors, in order, into groups whose files have at most `max_bytes` each.
-
-  As in Hugging Face's libraries, a larger tensor gets a file to itself. Unlike theirs, our size
-  includes the header.
-
-  >>> [list(x) for x in shards({n: np.zeros(500, np.int8) for n in "abc"}, 1500)]
-  [['a', 'b'], ['c']]
-  """
-  groups, size = [], 0
   for name, x in tensors.items():
-    more = x.nbytes + len(name) + HEADER_BYTES
-    if not groups or size + more > max_bytes:
-      groups.append({})
-      size = HEADER_BYTES
-    groups[-1][name] = x
-    size += more
-  return groups
+    if (largest := np.abs(x).max(initial=0)) > float(jnp.finfo(dtype).max):
+      raise ExchangeError(f"{name} has {largest:.3g}, beyond {dtype}: use float32 or bfloat16")
+  tensors = {name: x.astype(dtype, copy=False) for name, x in tensors.items()}
+  if index := weight_files.save(folder, tensors, storage.max_bytes):
+    _write_json(folder / weight_files.INDEX, index)
 
 
 def save_tokenizer(
@@ -287,6 +296,8 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
       raise ExchangeError(f"{folder}: {listed} changes BERT's rules: add a tokenizer.json")
     return None
   rules = bool(lowercase), strip_accents, bool(config.get(NFC))
+  if names[0] == "spm.model" and config.get("do_lower_case"):
+    raise ExchangeError(f"{folder}: do_lower_case=true: a spm.model lower-cases by itself, or not")
   one, other = (load_vocabulary(folder / x, *rules) for x in (names[0], names[-1]))
   if names[0] == "vocab.txt" and one.vocab.size != size:
     try:
@@ -315,26 +326,6 @@ def _added_tokens(folder: Path, config: Mapping) -> Mapping:
   }
 
 
-def weight_files(folder: Path) -> list[Path]:
-  """Returns the safetensors files of a folder: one, the files of an index, or [].
-
-  Raises:
-    ExchangeError: the index is damaged, or a file that it names is missing.
-  """
-  one, index = folder / WEIGHTS, folder / INDEX
-  if one.is_file() or not index.is_file():
-    return [one] if one.is_file() else []
-  content = read_json(index)
-  try:
-    names = sorted(set(content["weight_map"].values()))
-  except (TypeError, KeyError, AttributeError) as error:
-    raise ExchangeError(f"{index} is damaged: {type(error).__name__} {error}") from None
-  there = {path.name for path in folder.iterdir()}
-  if missing := [str(name) for name in names if name not in there]:
-    raise ExchangeError(f"{index} names {', '.join(missing[:8])}, which is not in its folder")
-  return [folder / name for name in names]
-
-
 def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
   """Returns the config, the head and the weights of the network in a folder.
 
@@ -343,53 +334,64 @@ def load(folder: str | Path) -> tuple[TransformerConfig, str | None, dict]:
   """
   folder = Path(folder)
   family, cfg, head = read_config(folder)
-  files, tensors = weight_files(folder), {}
-  if not files:
-    raise ExchangeError(_no_weights(folder))
-  for path in files:
-    try:
-      tensors |= load_file(path)
-    except (SafetensorError, TypeError) as error:  # TypeError: a dtype unknown to NumPy
-      raise ExchangeError(f"{path} is damaged: {error}") from None
+  return cfg, head, _weights(family, cfg, head, _files(folder), folder)
+
+
+def _files(folder: Path) -> list[Path]:
+  """Returns the files of a folder's weights; raises ExchangeError without one."""
+  if files := weight_files.find(folder):
+    return files
+  missing = f"{folder / weight_files.WEIGHTS} is missing"
+  if (folder / "adapter_config.json").is_file():
+    missing += ": merge the adapter into its network: merge_and_unload().save_pretrained(DIR)"
+  raise ExchangeError(missing)
+
+
+def _weights(
+  family: Family, cfg: TransformerConfig, head: str | None, files: list[Path], folder: Path
+) -> dict:
+  """Returns the network in files; errors name the file, or the folder of several."""
   try:
+    tensors = weight_files.read(files)
     tensors = {name: tensors[x] for x, name in own_names(family, tensors).items()}
     tensors = family.one_logit(tensors) if head == "rtd_head" else tensors
-    return cfg, head, from_hf(family, cfg, head, tensors)
+    return from_hf(family, cfg, head, tensors)
   except ExchangeError as error:
-    raise ExchangeError(f"{files[0] if len(files) == 1 else folder}: {error}") from None
+    where = files[0] if len(files) == 1 else folder
+    named = str(error).startswith(str(folder))
+    raise ExchangeError(str(error) if named else f"{where}: {error}") from None
 
 
-def _no_weights(folder: Path) -> str:
-  missing = f"{folder / WEIGHTS} is missing"
-  if (folder / "adapter_config.json").is_file():
-    return f"{missing}: merge the adapter into its network: merge_and_unload().save_pretrained(DIR)"
-  if not any(folder.glob("pytorch_model*.bin*")):
-    return missing
-  return f"{missing}: convert pytorch_model.bin: {conversion(folder, folder)}"
+def load_generator(folder: Path, main: TransformerConfig) -> tuple[TransformerConfig, dict] | None:
+  """Returns the config and the weights of a release's generator, None without its file.
 
+  Without GENERATOR_CONFIG it has the fields of config.json and the layers of its tensors.
 
-def conversion(described: Path, folder: str | Path) -> str:
-  """Returns a command that converts a folder's pytorch_model.bin to safetensors.
-
-  Args:
-    described: the folder with config.json.
+  Raises:
+    ExchangeError: a file is damaged, or its width is not that of the discriminator `main`.
   """
-  kinds = read_json(described / "config.json").get("architectures") or []
-  kind = next((x for x in kinds if str(x).isidentifier()), "AutoModel")  # nothing else to run
-  return (
-    f'python -c "from transformers import {kind} as M;'
-    f" M.from_pretrained('{folder}').save_pretrained('{folder}')\""
-  )
+  file, path = folder / GENERATOR, folder / GENERATOR_CONFIG
+  if not file.is_file():
+    return None
+  with _reading(path):
+    content = read_json(folder / "config.json") | read_json(path)
+    numbers = re.findall(r"\.layer\.(\d+)\.", " ".join(weight_files.names([file])))
+    content["num_hidden_layers"] = 1 + max(map(int, numbers), default=0)
+    family, cfg = _read_fields(path, content)
+  if cfg.hidden_size != main.hidden_size:
+    raise ExchangeError(
+      f"{file} has width {cfg.hidden_size}, the discriminator {main.hidden_size}: they are of"
+      " different releases"
+    )
+  return cfg, _weights(family, cfg, "mlm_head", [file], folder)
 
 
 def task_tensors(folder: str | Path) -> list[str]:
-  """Returns the names of a task head's tensors, which `load` drops."""
-  (family, _, head), names = read_config(folder), []
-  for path in [] if head else weight_files(Path(folder)):
-    with safe_open(path, "np") as file:
-      names += file.keys()
-  names = own_names(family, names).values()
-  return sorted(n for n in names if n.removeprefix(family.prefix).startswith(family.head_prefixes))
+  """Returns the names of the heads' tensors that `load` drops."""
+  family, _, head = read_config(folder)
+  names = _names(family, weight_files.find(Path(folder)))
+  names = [n for n in names if n.removeprefix(family.prefix).startswith(family.dropped(head))]
+  return sorted({name.partition(".")[0] for name in names} if head else names)
 
 
 def torch_network(folder: Path, head: str | None):

@@ -32,7 +32,7 @@ _FREE = (
   " dropout attention_dropout embedding_dropout ffn_dropout"
 ).split()
 _MODEL = [x.name for x in dataclasses.fields(TransformerConfig) if x.name not in _FREE]
-_GENERATOR = "tie embedding_size width_multiplier depth_multiplier".split()
+_GENERATOR = "kind tie embedding_size width_multiplier depth_multiplier".split()
 _FIELDS = [f"model.{x}" for x in _MODEL] + [f"generator.{x}" for x in _GENERATOR]
 
 
@@ -82,12 +82,12 @@ def with_vocabulary(config: ConfigDict, given: Collection[str] = ()) -> ConfigDi
   if tokens is None:
     if data.vocab in vocabulary.KINDS:
       raise ExchangeError(
-        f"{config.init_from} has no tokenizer: add its vocab.txt or tokenizer.json, or set"
-        " config.data.vocab to that file"
+        f"{config.init_from} has no tokenizer: add its vocab.txt, tokenizer.json or spm.model, or"
+        " set config.data.vocab to that file"
       )
     return config
   vocab = tokens.vocab
-  if data.vocab == load("base.py").data.vocab and "data.vocab" not in given:
+  if data.vocab in vocabulary.KINDS and "data.vocab" not in given:
     data.vocab, data.nfc = str(tokens.path), vocab.nfc or None
     if vocab.lowercase is not None:
       same = vocab.strip_accents == vocab.lowercase
@@ -173,6 +173,8 @@ def _generator_fields(
   """
   g, cfg = config.generator, generator.cfg
   found = _multipliers(config, main.cfg, cfg)[0]
+  if generator.decodes != generators.GENERATORS[g.kind].decodes:
+    found["generator.kind"] = generators.masked_lm_kind(generator.decodes, pretrained=False)
   tables, others = main.weights["embeddings"], generator.weights["embeddings"]
   differ = {k for k in tables if not _equal(tables[k], others[k])}
   same_width = cfg.embedding_size == main.cfg.embedding_size
@@ -187,6 +189,8 @@ def _generator_fields(
   fewest = sorted(
     filter(lambda name: TIES[name].own(tables), possible), key=lambda x: len(apart[x])
   )
+  if generator.decodes:  # DeBERTaV3's: only the words are shared, and summed
+    fewest = [x for x in reversed(possible) if TIES[x].trained_with == "generator"] + fewest
   tie = g.tie if g.tie in possible else fewest[0]
   found["generator.tie"] = tie
   if TIES[tie].own_width:
@@ -257,24 +261,34 @@ def _share(params: dict, of_generator: dict, tying: str) -> None:
   params["embeddings"], others = TIES[tying].split(tables)
   if "embedding_delta" in others:
     params["embeddings"] = of_generator
-    others = {"embedding_delta": jax.tree.map(np.subtract, tables, of_generator)}
+    summed = others["embedding_delta"]
+    own, shared = ({name: x[name] for name in summed} for x in (tables, of_generator))
+    others["embedding_delta"] = jax.tree.map(np.subtract, own, shared)
   params["discriminator"] |= others
   if "generator" in params and (kept := TIES[tying].own(of_generator)):
     params["generator"]["embeddings"] = kept
 
 
-def masked_language_model(path: str | Path, tokens: Tokenizer) -> Network:
+def masked_language_model(path: str | Path, tokens: Tokenizer, kind: str) -> Network:
   """Returns a source's masked language model, whose vocabulary must be `tokens`.
 
+  Args:
+    kind: of the generator that it becomes, a key of `generators.GENERATORS`.
+
   Raises:
-    ExchangeError, ValueError: as `sources.open_for`, or the source has no masked language model.
+    ExchangeError, ValueError: as `sources.open_for`, or the source has no masked language model of
+      this kind.
   """
   path = bucket.local(path)
   if sources.is_run(path):
     run = sources.read_run(path, tokens)
-    return Network(*generators.masked_language_model(run.spec, run.params), "mlm_head")
-  network = sources.masked_lm(sources.open_for(path, tokens), path)
-  sources.check_vocab(tokens, {"masked language model": network}, path)
+    network = Network(*generators.masked_language_model(run.spec, run.params), "mlm_head")
+  else:
+    network = sources.masked_lm(sources.open_for(path, tokens), path)
+    sources.check_vocab(tokens, {"masked language model": network}, path)
+  right = generators.masked_lm_kind(network.decodes, pretrained=True)
+  if kind != right:
+    raise ExchangeError(f"set generator.kind={right}, not {kind}, for the generator of {path}")
   return network
 
 

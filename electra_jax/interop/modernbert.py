@@ -6,8 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from electra_jax.core.transformer_config import HEAD_FIELDS, TransformerConfig
-from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed, label_fields
+from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.interop.weights import (
+  ExchangeError,
+  Family,
+  Row,
+  check_fixed,
+  check_layers,
+  label_fields,
+)
 
 LABELS = ("ORIGINAL", "REPLACED")  # of a detector
 
@@ -87,12 +94,7 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"  # in layer_types and rope
 
 
 def _to_json(cfg: TransformerConfig, head: str | None) -> dict:
-  read = {k: v for k, v in LAYERS.items() if head == "rtd_head" or k not in HEAD_FIELDS}
-  wrong = [f"{k}={getattr(cfg, k)!r}" for k, right in read.items() if getattr(cfg, k) != right]
-  if cfg.embedding_size != cfg.hidden_size:
-    wrong.append(f"embedding_size={cfg.embedding_size} at hidden_size={cfg.hidden_size}")
-  if wrong:
-    raise ExchangeError(f"Hugging Face's ModernBERT does not support {', '.join(wrong)}")
+  check_layers("ModernBERT", cfg, head, LAYERS)
   unset = [k for k in ("embedding_dropout", "ffn_dropout") if getattr(cfg, k) is None]
   known = dataclasses.replace(cfg, **dict.fromkeys(unset, cfg.dropout))
   thetas = {GLOBAL: cfg.rope_theta, LOCAL: cfg.local_rope_theta}

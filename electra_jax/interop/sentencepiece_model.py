@@ -18,6 +18,8 @@ On 33,128 paragraphs (4.2 to 4.5 million tokens), vocabularies of 4000 pieces ga
 
 from pathlib import Path
 
+from electra_jax.data.tokenizer import MASK, appended_mask
+
 SPACE = "▁"  # a space in a piece
 # Normalisations that end in NFC, or are the identity.
 NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity")
@@ -29,9 +31,10 @@ _APART = "\ufdd0"  # a noncharacter, which Unicode reserves for programs
 def to_engine(path: Path):
   """Converts a SentencePiece model to a tokenizer of the `tokenizers` library.
 
-  As usual in Hugging Face, a control piece's name in a text becomes the piece. Returns None for
-  models without an exact counterpart: byte fallback, user-defined symbols, spaces kept or placed at
-  the ends of words, custom tables, and models of words or characters.
+  As usual in Hugging Face, a control piece's name in a text becomes the piece; so does the name of
+  a byte, "<0x41>". Returns None for models without an exact counterpart: BPE with byte fallback,
+  user-defined symbols, spaces kept or placed at the ends of words, custom tables, and models of
+  words or characters.
   """
   from sentencepiece import sentencepiece_model_pb2 as proto
   from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -42,14 +45,16 @@ def to_engine(path: Path):
   unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == piece.UNKNOWN)
   if model.trainer_spec.model_type == model.trainer_spec.UNIGRAM:
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
-    engine = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=False))
+    bytes_too = model.trainer_spec.byte_fallback
+    engine = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=bytes_too))
   else:
     engine = Tokenizer(_bpe(model, model.pieces[unknown].piece))
   engine.normalizer = _normalizer(model.normalizer_spec)
   inside = any(SPACE in piece.piece[1:] for piece in model.pieces)
   engine.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "never", split=not inside)
-  engine.decoder = decoders.Metaspace(SPACE)
+  engine.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(SPACE)])
   controls = [piece.piece for piece in model.pieces if piece.type == piece.CONTROL]
+  controls += [MASK] if appended_mask([piece.piece for piece in model.pieces]) else []
   engine.add_special_tokens([AddedToken(n, special=True, normalized=False) for n in controls])
   return engine
 
@@ -62,7 +67,8 @@ def _is_exact(model) -> bool:
     and spec.remove_extra_whitespaces
     and spec.escape_whitespaces
     and spec.name in NORMALIZATIONS
-    and all(p.type in (p.NORMAL, p.UNKNOWN, p.CONTROL) for p in model.pieces)
+    and all(p.type in (p.NORMAL, p.UNKNOWN, p.CONTROL, p.BYTE) for p in model.pieces)
+    and not (trainer.byte_fallback and trainer.model_type == trainer.BPE)
   )
 
 

@@ -22,7 +22,7 @@ from electra_jax.core.task_network import HeadSpec
 from electra_jax.core.transformer_config import Compute, TransformerConfig
 from electra_jax.data import shards, tokenizer
 from electra_jax.data.tokenizer import Tokenizer, Vocab
-from electra_jax.interop import hub, huggingface, tf1
+from electra_jax.interop import hub, huggingface, tf1, weight_files
 from electra_jax.interop.hub import EXPORT_FILE
 from electra_jax.interop.huggingface import DETECTOR, MASKED_LM
 from electra_jax.interop.vocabularies import difference
@@ -125,7 +125,7 @@ def _reader(path: Path) -> Callable[..., Source]:
     return _orbax
   if is_run(path):
     return _run
-  is_converted = (path / FOLDER).exists() or any(map(huggingface.weight_files, _hf_folders(path)))
+  is_converted = (path / FOLDER).exists() or any(map(weight_files.find, _hf_folders(path)))
   if not is_converted and tf1.find(path):
     return _tf1
   # The exports of a task, or of all tasks in a folder of results.
@@ -266,8 +266,9 @@ def without_class(spec: networks.PretrainSpec) -> dict[str, str]:
   generator, found = objectives.generator_of(spec), {}
   words = {"generator": spec.generator} if generator and generator.is_masked_lm else {}
   for role, cfg in {"discriminator": spec.discriminator, **words}.items():
+    head, decodes = ("mlm_head", generator.decodes) if role in words else (None, False)
     try:
-      huggingface.config_json(cfg, "mlm_head" if role in words else None, 0)
+      huggingface.check_form(cfg, head, decodes)
     except ExchangeError as error:
       found[role] = str(error)
   return found
@@ -326,13 +327,33 @@ def _hugging_face(path: Path) -> Source:
       if folder == path / DETECTOR and "discriminator" in found:
         _check_same_encoder(path, found["discriminator"], network)
       found[role] = network
+      if generator := huggingface.load_generator(folder, cfg):
+        found["generator"] = Network(*generator, "mlm_head")
       if folder.name != "generator":  # a generator is a masked language model
         card = card or {"training": trained or None}
   vocabularies = [*filter(None, map(huggingface.load_tokenizer, _hf_folders(path)))]
   for other in vocabularies[1:]:
     if text := difference(vocabularies[0], other):
       raise ExchangeError(f"{vocabularies[0].path} and {other.path} differ: {text}")
-  return Source(found, next(iter(vocabularies), None), card, tuple(left_out))
+  tokens = next(iter(vocabularies), None)
+  for role, network in found.items() if tokens else ():
+    found[role], spare = _without_spare_words(network, tokens.vocab.size)
+    left_out += [f"the {role}'s {spare} rows of words beyond the vocabulary"] if spare else []
+  return Source(found, tokens, card, tuple(left_out))
+
+
+def _without_spare_words(network: Network, size: int) -> tuple[Network, int]:
+  """Returns a network without the rows of words that no text has, and their number."""
+  cfg = network.cfg
+  if not huggingface.family_of(cfg).spare_words or cfg.vocab_size <= size:
+    return network, 0
+  weights = {**network.weights, "embeddings": dict(network.weights["embeddings"])}
+  weights["embeddings"]["word"] = weights["embeddings"]["word"][:size]
+  if network.is_masked_lm:
+    head = weights[network.head]
+    weights[network.head] = {**head, "bias": head["bias"][:size]}
+  cut = dataclasses.replace(cfg, vocab_size=size)
+  return Network(cut, weights, network.head), cfg.vocab_size - size
 
 
 def _check_same_encoder(path: Path, a: Network, b: Network) -> None:

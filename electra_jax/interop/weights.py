@@ -18,7 +18,7 @@ import numpy as np
 from electra_jax.core import networks, task_network
 from electra_jax.core.heads import HEADS
 from electra_jax.core.params import make_key, named
-from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.core.transformer_config import HEAD_FIELDS, TransformerConfig
 from electra_jax.runtime import foreign
 
 # What PyTorch's DDP, compile, FSDP and activation checkpointing put into names.
@@ -43,6 +43,11 @@ class Network:
   def is_masked_lm(self) -> bool:
     """Whether the head predicts words."""
     return self.head is not None and HEADS[self.head].predicts_words
+
+  @property
+  def decodes(self) -> bool:
+    """Whether the enhanced mask decoder predicts its words."""
+    return "mask_decoder" in self.weights
 
   def without_head(self) -> "Network":
     """Returns the encoder and its embeddings."""
@@ -79,7 +84,11 @@ class Family:
   # Convert a detector's tensors to two labels, if its class is a token classifier, and back.
   two_labels: Callable[[Mapping], Mapping] = lambda tensors: tensors
   one_logit: Callable[[Mapping], Mapping] = lambda tensors: tensors
-  ignored: frozenset[str] = frozenset()  # tensors of older versions that are not weights
+  ignored: frozenset[str] = frozenset()  # tensors that are not weights, or not read
+  # {head: prefix of its tensors}, if they and not the class say which head a folder has
+  heads_by_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # {prefix: that of `rows`}
+  spare_words: bool = False  # whether the word table may have more rows than the vocabulary
   token_types: bool = True  # takes token_type_ids
   # {field of config.json: special token whose id it holds}; pad_token_id is in every family
   token_ids: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -91,9 +100,24 @@ class Family:
     """The keys of `heads.HEADS` that the family has classes for."""
     return tuple(head for head in self.classes if head in HEADS)
 
+  @property
+  def decodes(self) -> bool:
+    """Whether `rows` has the enhanced mask decoder of a masked language model."""
+    return any(row.ours.startswith("mask_decoder/") for row in self.rows)
+
   def is_shared(self, head: str | None) -> bool:
     """Returns whether another head has the same class."""
-    return list(self.classes.values()).count(self.classes[head]) > 1
+    with_head = [kind for other, kind in self.classes.items() if other]
+    return with_head.count(self.classes[head]) > 1
+
+  def computes(self, head: str | None) -> bool:
+    """Returns whether the class computes the head's outputs, not only the states."""
+    return head is not None and self.classes[head] != self.classes[None]
+
+  def dropped(self, head: str | None) -> tuple[str, ...]:
+    """Returns the prefixes of tensors that a network with `head` does not read."""
+    others = tuple(x for name, x in self.heads_by_tensors.items() if name != head)
+    return others if head else self.head_prefixes
 
 
 def read_json(path: Path) -> dict:
@@ -117,11 +141,22 @@ def label_fields(labels: Sequence[str]) -> dict:
   return {"id2label": dict(enumerate(labels)), "label2id": ids} if labels else {}
 
 
-def network_shapes(cfg: TransformerConfig, *heads: str | None) -> dict:
-  """Returns the shapes of a network with `heads`."""
+def check_layers(name: str, cfg: TransformerConfig, head: str | None, layers: Mapping) -> None:
+  """Raises ExchangeError if a network's fields differ from the `layers` of the family `name`."""
+  read = {k: v for k, v in layers.items() if head == "rtd_head" or k not in HEAD_FIELDS}
+  wrong = [f"{k}={getattr(cfg, k)!r}" for k, right in read.items() if getattr(cfg, k) != right]
+  if cfg.embedding_size != cfg.hidden_size:
+    wrong.append(f"embedding_size={cfg.embedding_size} at hidden_size={cfg.hidden_size}")
+  if wrong:
+    raise ExchangeError(f"Hugging Face's {name} does not support {', '.join(wrong)}")
+
+
+def network_shapes(cfg: TransformerConfig, *heads: str | None, decodes: bool = False) -> dict:
+  """Returns the shapes of a network with `heads`, and with a mask decoder if it `decodes`."""
 
   def fresh(key):
     found = {head: networks.init_head(head, cfg, cfg.hidden_size, key) for head in heads if head}
+    found |= {"mask_decoder": networks.init_mask_decoder(cfg, key)} if decodes else {}
     return task_network.init_backbone(cfg, key) | found
 
   return jax.eval_shape(fresh, make_key(0))
@@ -156,7 +191,13 @@ def to_hf(family: Family, cfg: TransformerConfig, network: Mapping) -> dict[str,
 
 
 def fill(
-  rows: list[Row], cfg: TransformerConfig, head: str | None, take: Callable, *, transposed: bool
+  rows: list[Row],
+  cfg: TransformerConfig,
+  head: str | None,
+  take: Callable,
+  *,
+  transposed: bool,
+  decodes: bool = False,
 ) -> dict:
   """Returns a network from the tensors that `take` finds.
 
@@ -166,7 +207,7 @@ def fill(
   Raises:
     ExchangeError: tensors are missing or have the wrong shape.
   """
-  wanted = network_shapes(cfg, head)
+  wanted = network_shapes(cfg, head, decodes=decodes)
   ours = {name: np.ones(x.shape, np.float32) for name, x in named(wanted).items()}
   problems = []
   for row, i, target, shape in _walk(rows, cfg, ours):
@@ -206,6 +247,9 @@ def own_names(family: Family, names: Collection[str]) -> dict[str, str]:
         x = x.removeprefix(before)
         plain[name] = x if x.startswith(family.head_prefixes) else missing + x
       break
+  for name, x in plain.items():
+    old = next(filter(x.startswith, family.renamed), "")
+    plain[name] = family.renamed.get(old, "") + x.removeprefix(old)
   for name, count in collections.Counter(plain.values()).items():
     if count > 1:
       raise ExchangeError(f"{count} tensors are {name}")
@@ -220,14 +264,15 @@ def from_hf(
   Raises:
     ExchangeError: tensors are missing, unknown or have the wrong shape.
   """
-  left = dict(tensors)
-  if head is None:  # drop a task's head
-    left = {name: x for name, x in left.items() if not name.startswith(family.head_prefixes)}
+  dropped = family.dropped(head)
+  left = {name: x for name, x in tensors.items() if not name.startswith(dropped)}
+  decoder = (x.hf for x in family.rows if x.ours.startswith("mask_decoder/"))
+  decodes = bool(head) and HEADS[head].predicts_words and any(x in left for x in decoder)
 
   def take(row: Row, i: int | None) -> tuple[str, np.ndarray | None]:
     return (name := row.hf.format(i=i)), left.pop(name, None)
 
-  network = fill(family.rows, cfg, head, take, transposed=True)
+  network = fill(family.rows, cfg, head, take, transposed=True, decodes=decodes)
   tied = left.pop(family.tied, None)
   word = network["embeddings"]["word"]
   if tied is not None and not np.array_equal(tied.astype(word.dtype), word):

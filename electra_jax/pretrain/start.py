@@ -134,7 +134,8 @@ def _with_frozen_generator(run: Run, weights: dict, tokens: Tokenizer, console: 
   if not _is_frozen(run):
     return weights
   source = run.config.generator.init_from
-  found = processes.run_on_all(lambda: initial.masked_language_model(source, tokens))
+  kind = run.spec.generator_kind
+  found = processes.run_on_all(lambda: initial.masked_language_model(source, tokens, kind))
   console.print(f"frozen generator: the masked language model of {source}")
   return {**weights, "generator": parallel.replicate(found.weights)}
 
