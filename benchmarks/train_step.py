@@ -6,8 +6,9 @@
 
 The peer trains the same sizes with the same dropout and batch, gathers the masked positions before
 the vocabulary layer, samples, and steps AdamW with clipping, in fp32 on CPUs and bf16 autocast on
-GPUs, with PyTorch's scaled_dot_product_attention. It shares embeddings where ours has `gdes`, and
-its ModernBERT has no dropout. On a CPU ours has microbatches of 1,024 tokens, as configs/base.py
+GPUs, with PyTorch's scaled_dot_product_attention. It shares embeddings where ours has `gdes`, its
+ModernBERT has no dropout, and its DeBERTa runs the generator's last layer once on all tokens, ours
+twice on the masked ones. On a CPU ours has microbatches of 1,024 tokens, as configs/base.py
 advises: the same update, with activations that stay in the caches; `--peer_microbatches` gives the
 peer the same. Contestants take turns, because a shared machine's speed drifts, and the best round
 counts. The peer runs in a separate process, because the threads of a shared one would spin on each
@@ -84,6 +85,9 @@ class Ours:
 WORD_LOGITS = {
   "electra": lambda model, states: model.generator_lm_head(model.generator_predictions(states)),
   "modernbert": lambda model, states: model.decoder(model.head(states)),
+  "deberta-v2": lambda model, states: model.lm_predictions(
+    states, model.base_model.embeddings.word_embeddings
+  ),
 }
 
 
@@ -112,7 +116,8 @@ class Peer(peers.TorchLoop):
     tables = self.d.base_model.embeddings
     self.g.base_model.embeddings = tables
     self.g.get_output_embeddings().weight = self.d.get_input_embeddings().weight
-    both = [*self.g.parameters(), *self.d.parameters()]
+    self.head = _detection_head(self.d.config).to(self.device) if _lacks_head(self.d) else None
+    both = [*self.g.parameters(), *self.d.parameters(), *(self.head or self.d).parameters()]
     weights = {id(p): p for p in both}.values()
     self.make_optimizer(weights, adam["learning_rate"], adam["weight_decay"])
     ids = self.torch.from_numpy(batch.ids)
@@ -134,9 +139,15 @@ class Peer(peers.TorchLoop):
       noise = torch.empty_like(logits).exponential_()
       sampled = (logits.detach() - noise.log()).argmax(-1)
       corrupted = ids.scatter(1, at, sampled)
-      scores = self.d(corrupted).logits.float().reshape(ids.shape)
+      scores = self._scores(corrupted).float().reshape(ids.shape)
       rtd = torch.nn.functional.binary_cross_entropy_with_logits(scores, (corrupted != ids).float())
     return mlm + self.weight * rtd
+
+  def _scores(self, ids):
+    if self.head is None:
+      return self.d(ids).logits
+    states = self.d(ids).last_hidden_state
+    return self.head(states + states[:, :1])
 
   def run(self, steps: int) -> None:
     for _ in range(steps):
@@ -145,6 +156,20 @@ class Peer(peers.TorchLoop):
         (self.loss(ids) / len(self.parts)).backward()
       self.update()
     self.finish()
+
+
+def _lacks_head(network) -> bool:
+  """Returns whether transformers has no detection head for a network (DeBERTaV3)."""
+  return network.base_model is network
+
+
+def _detection_head(config):
+  """Returns DeBERTaV3's detection head, for the sum of a token's and the first token's state."""
+  from torch import nn
+
+  width = config.hidden_size
+  norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+  return nn.Sequential(norm, nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
 
 
 def _network(cfg, head: str):
@@ -156,7 +181,8 @@ def _network(cfg, head: str):
   transformers.utils.logging.set_verbosity_error()
   kind = getattr(transformers, huggingface.family_of(cfg).classes[head])
   fields = huggingface.config_json(cfg, head, pad_id=0)
-  return kind(kind.config_class.from_dict(fields | {"attn_implementation": "sdpa"}))
+  fields |= {} if fields["model_type"] == "deberta-v2" else {"attn_implementation": "sdpa"}
+  return kind(kind.config_class.from_dict(fields))
 
 
 def peak_memory_gb() -> float:
