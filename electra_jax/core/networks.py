@@ -265,11 +265,13 @@ def states_to_predict(
   if "mask_decoder" not in network:
     states = encode(cfg, network, ids, batch, dropout_seeds)
     return jnp.take_along_axis(states, at[..., None], axis=1)
-  place = at
+  K = at.shape[1]
+  # XLA for GPUs finds no tiles for products over [B, K] if K is 79.
+  place = at = jnp.pad(at, ((0, 0), (0, -K % 16)))
   if batch.document_ids is not None:
     place = jnp.take_along_axis(positions.document_positions(batch.document_ids), at, axis=1)
   queries = encoder.Queries(network["mask_decoder"]["position"][place], at)
-  return encode(cfg, network, ids, batch, dropout_seeds, queries)
+  return encode(cfg, network, ids, batch, dropout_seeds, queries)[:, :K]
 
 
 def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
