@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from electra_jax.core.transformer_config import TransformerConfig
+from electra_jax.interop import electra
 from electra_jax.interop.weights import ExchangeError, Family, Row, check_fixed, check_layers
 
 _HF = "deberta.encoder.layer.{i}"
@@ -47,19 +48,8 @@ TABLE = [
   *_rows("span_head/qa_outputs", "qa_outputs", _PARTS),
 ]
 # {field of a network: its name in config.json}
-FIELDS = {
-  "vocab_size": "vocab_size",
-  "hidden_size": "hidden_size",
-  "num_layers": "num_hidden_layers",
-  "num_heads": "num_attention_heads",
-  "ffn_size": "intermediate_size",
-  "max_positions": "max_position_embeddings",
-  "dropout": "hidden_dropout_prob",
-  "attention_dropout": "attention_probs_dropout_prob",
-  "init_stddev": "initializer_range",
-  "layer_norm_eps": "layer_norm_eps",
-  "position_buckets": "position_buckets",
-}
+FIELDS = {ours: theirs for ours, theirs in electra.FIELDS.items() if ours != "embedding_size"}
+FIELDS["position_buckets"] = "position_buckets"
 # Of every DeBERTaV3: LAYERS in TransformerConfig, FIXED in config.json.
 LAYERS = {
   "block": "post_norm",

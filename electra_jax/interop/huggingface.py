@@ -135,7 +135,8 @@ def read_config(folder: str | Path) -> tuple[Family, TransformerConfig, str | No
     family, cfg = _read_fields(path, c)
     if family.heads_by_tensors:
       names = _names(family, weight_files.find(path.parent))
-      found = [x for x, start in family.heads_by_tensors.items() if _any(names, start)]
+      heads = family.heads_by_tensors.items()
+      found = [head for head, start in heads if any(x.startswith(start) for x in names)]
     else:
       kinds = c.get("architectures") or []
       found = [head for head in family.pretraining_heads if family.classes[head] in kinds]
@@ -157,10 +158,6 @@ def _read_fields(path: Path, content: Mapping) -> tuple[Family, TransformerConfi
 def _names(family: Family, files: Sequence[Path]) -> list[str]:
   """Returns the names in transformers of the tensors in files."""
   return [*own_names(family, weight_files.names(files)).values()]
-
-
-def _any(names: Sequence[str], start: str) -> bool:
-  return any(name.startswith(start) for name in names)
 
 
 def save(

@@ -130,7 +130,9 @@ def _fields(config: ConfigDict) -> dict[str, Any]:
   no_generator = schema.trains_no_generator(config)
   if sources.is_run(path):
     other = specs.saved_config(read_run_config(path))
-    no_generator |= other.generator.kind != config.generator.kind
+    own, kind = config.generator.kind, other.generator.kind
+    takes = own == load("base.py").generator.kind and _is_jointly_trained_lm(kind)
+    no_generator |= own != kind and not takes
     no_generator |= schema.trains_no_generator(other)
     flat = compare.flatten(other)
     return {k: flat[k] for k in _FIELDS if not (no_generator and k.startswith("generator."))}
@@ -148,6 +150,11 @@ def _fields(config: ConfigDict) -> dict[str, Any]:
   if no_generator or generator is None:
     return found
   return found | _generator_fields(config, path, main, generator)
+
+
+def _is_jointly_trained_lm(kind: str) -> bool:
+  generator = generators.GENERATORS[kind]
+  return generator.is_masked_lm and generator.trained
 
 
 def _multipliers(config: ConfigDict, model: Any, cfg: TransformerConfig) -> tuple[dict, bool]:
