@@ -82,6 +82,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
   c.objective = o = ConfigDict()
   o.name = "electra"  # a key of electra_jax.core.objectives.OBJECTIVES
   o.mask_prob = 0.15  # fraction of the tokens to predict (Table 6; large: 0.25)
+  o.whole_words = False  # mask all tokens of a word or none
   o.mask_token_prob = 0.85  # fraction of these replaced by [MASK]; the others stay unchanged
   o.temperature = 1.0  # divides the generator's logits in sampling, not in its loss
   o.disallow_correct = False  # never sample the original token (no gain in the paper)

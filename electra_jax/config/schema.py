@@ -204,6 +204,7 @@ PRETRAINING = {
   "generator.depth_multiplier": Row(ABOVE_0, defines=SHAPES, has_no_effect=trains_no_generator),
   "objective.name": Row(kind="objective", defines=SHAPES),
   "objective.mask_prob": Row(defines=RUN, has_schedule=True),
+  "objective.whole_words": Row(defines=RUN, earlier=False),
   "objective.mask_token_prob": Row(
     defines=RUN,
     has_no_effect=lambda c: _objective(c).uses_generator and not _generator(c).is_masked_lm,

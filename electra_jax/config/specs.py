@@ -32,7 +32,11 @@ ALL_LAYERS = 1000  # more than any network has
 
 
 def make_spec(
-  config: ConfigDict, vocab, frequencies=None, frozen: TransformerConfig | None = None
+  config: ConfigDict,
+  vocab,
+  frequencies=None,
+  frozen: TransformerConfig | None = None,
+  word_parts: bytes = b"",
 ) -> PretrainSpec:
   """Returns the two networks, the masking and the loss weights.
 
@@ -41,6 +45,7 @@ def make_spec(
     frequencies: [V] token counts of the training text, to draw replacements from in the unigram
       generator and in evaluations.
     frozen: config of the masked language model in generator.init_from, if any.
+    word_parts: as in `Masking`, for objective.whole_words.
   """
   g, o = config.generator, config.objective
   compute = make_compute(
@@ -60,7 +65,9 @@ def make_spec(
     settings,
     generator=_generator(config, discriminator, frozen),
     discriminator=discriminator,
-    masking=take_fields(Masking, settings, mask_id=vocab.mask, special_ids=special_ids),
+    masking=take_fields(
+      Masking, settings, mask_id=vocab.mask, special_ids=special_ids, word_parts=word_parts
+    ),
     objective=o.name,
     generator_kind=g.kind,
     tying=g.tie,

@@ -14,6 +14,8 @@ import numpy as np
 from electra_jax.core.batch import Batch
 from electra_jax.core.schedules import Schedule
 
+STARTS, CONTINUES, ALONE = range(3)  # parts of a word; the token after one that stands alone starts
+
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
@@ -27,6 +29,9 @@ class Masking:
   disallow_correct: bool = False  # never sample the original token
   # fraction of the samples drawn by token frequency, a `Schedule` or a number
   unigram_share: Schedule = Schedule(0.0)
+  # [V] bytes, one of STARTS, CONTINUES and ALONE for each token: all tokens of a word are masked or
+  # none; b"": each token by itself
+  word_parts: bytes = dataclasses.field(default=b"", repr=False)
 
   def __post_init__(self):
     for name, fits, wanted in (
@@ -75,7 +80,9 @@ def choose(
 ) -> MaskedPositions:
   """Draws round(mask_prob x tokens) positions per sequence, uniformly, without replacement.
 
-  Special tokens are counted but never drawn. The number is clipped to [1, K].
+  Special tokens are counted but never drawn. The number is clipped to [1, K]. With
+  `masking.word_parts`, draws words; the last one is left out if it would exceed the number, unless
+  it is the only one.
 
   Differs from the original, which draws with replacement and averages the ids of collisions.
 
@@ -87,12 +94,34 @@ def choose(
   K = masking.num_masked(L, step is not None)
   candidate = maskable(batch, masking)
   draw = jax.vmap(lambda key: jax.random.uniform(key, (L,)))(keys)
-  score, positions = jax.lax.top_k(jnp.where(candidate, draw, -1.0), K)
+  if masking.word_parts:
+    draw = jnp.take_along_axis(draw, word_starts(batch.ids, candidate, masking.word_parts), axis=1)
+  # Of equal draws the first comes first, so the tokens of a word stand in a row.
+  more = min(K + bool(masking.word_parts), L)  # tells whether the last word ends
+  score, positions = jax.lax.top_k(jnp.where(candidate, draw, -1.0), more)
   # Rounds half to even, as tf.round.
   wanted = jnp.clip(jnp.round(masking.mask_prob.at(step) * batch.padding_mask.sum(-1)), 1, K)
-  weights = (jnp.arange(K) < wanted[:, None]) & (score >= 0)
+  weights = (jnp.arange(more) < wanted[:, None]) & (score >= 0)
+  if masking.word_parts:
+    after = jnp.pad(score, ((0, 0), (0, 1)), constant_values=-1.0)
+    following = jnp.take_along_axis(after, wanted[:, None].astype(jnp.int32), axis=1)
+    whole = weights & (score > following)
+    weights = jnp.where(whole.any(-1, keepdims=True), whole, weights)
+  positions, weights = positions[:, :K], weights[:, :K]
   labels = jnp.take_along_axis(batch.ids, positions, axis=1)
   return MaskedPositions(positions, labels, weights.astype(jnp.float32))
+
+
+def word_starts(ids: jax.Array, candidate: jax.Array, word_parts: bytes) -> jax.Array:
+  """Returns the position of the first token of each token's word, [B, L] int32, for ids [B, L].
+
+  A token that is not a `candidate` [B, L] stands alone, whatever its part.
+  """
+  part = jnp.where(candidate, jnp.array(np.frombuffer(word_parts, np.uint8))[ids], ALONE)
+  before = jnp.pad(part, ((0, 0), (1, 0)), constant_values=ALONE)[:, :-1]
+  part = (part == CONTINUES) & (before != ALONE)
+  at = jnp.arange(ids.shape[1], dtype=jnp.int32)
+  return jax.lax.cummax(jnp.where(part, 0, at), axis=1)
 
 
 # (rows [B, L], distinct positions [B, K], values [B, K]) -> rows with the values at the positions.

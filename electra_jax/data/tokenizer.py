@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from electra_jax.core.masking import ALONE, CONTINUES, STARTS
 from electra_jax.data.characters import Losses, checked, compose, moved, trimmed
 from electra_jax.data.vocab_metadata import FILES, SPECIAL_NAMES, Vocab, VocabError
 
@@ -81,6 +82,7 @@ class Tokenizer(abc.ABC):
   longest_word: float = math.inf  # characters; a longer word is unknown
   switched_off: Sequence[str] = ()  # settings of the file that would cut text or draw at random
   _composes: bool = False  # whether text is composed (NFC) before it is encoded
+  _marks_parts: bool = False  # whether "##" marks parts of words, instead of a mark for spaces
   _counts: bool = False
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -184,6 +186,26 @@ class Tokenizer(abc.ABC):
     return result
 
   @abc.abstractmethod
+  def pieces(self) -> list[str]:
+    """Returns the entries of the vocabulary by id, "" for unused ids."""
+
+  def word_parts(self) -> bytes:
+    """Returns the part of a word that each id is, as in `masking.Masking`.
+
+    Words go on with "##" (WordPiece) or begin with a mark for a space (SentencePiece, byte BPE).
+    Entries without a letter or a digit stand alone, such as punctuation, but not a mark.
+    """
+    apart = {*self.vocab.special_ids, self.vocab.unk}
+
+    def part(i: int, piece: str) -> int:
+      marked = piece.startswith("##" if self._marks_parts else ("▁", "Ġ"))
+      if i in apart or not (any(map(str.isalnum, piece)) or piece in ("▁", "Ġ")):
+        return ALONE
+      return CONTINUES if marked == self._marks_parts else STARTS
+
+    return bytes(part(i, piece) for i, piece in enumerate(self.pieces()))
+
+  @abc.abstractmethod
   def decode(self, ids: Sequence[int]) -> str:
     """Returns readable text, with the names of special tokens."""
 
@@ -222,6 +244,7 @@ class HuggingFace(Tokenizer):
     self.vocab = _vocab(path, kind, size, ids.get, special_ids, **rules)
     # NFC composes "<" and U+0338, which are two units.
     self._composes = self.vocab.nfc or (self._by_word and normalizers[0] == "NFC")
+    self._marks_parts = type(engine.model).__name__ == "WordPiece"
     self.longest_word = getattr(engine.model, "max_input_chars_per_word", math.inf)
 
   def _encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -261,6 +284,9 @@ class HuggingFace(Tokenizer):
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._engine.decode(list(ids), skip_special_tokens=False)
+
+  def pieces(self) -> list[str]:
+    return [self._engine.id_to_token(i) or "" for i in range(self.vocab.size)]
 
   def engine_json(self) -> str:
     """Returns the content of a tokenizer.json."""
@@ -358,9 +384,13 @@ class SentencePiece(Tokenizer):
       [] if unknown.isdisjoint(word) else [sum(char in unknown for char in word)] for word in words
     ]
 
+  def pieces(self) -> list[str]:
+    size = self._engine.get_piece_size()
+    found = [self._engine.id_to_piece(i) for i in range(size)]
+    return found + [MASK] * (self.vocab.size - size)
+
   def decode(self, ids: Sequence[int]) -> str:
-    # The library drops control tokens and writes others for unknown ones, so their names are put
-    # between the runs of text.
+    # The library drops control tokens, so their names are put between the runs of text.
     special, parts = {*self.vocab.special_ids, self.vocab.unk}, []
     pieces = self._engine.get_piece_size()
     for is_special, run in itertools.groupby(map(int, ids), special.__contains__):

@@ -244,7 +244,10 @@ def prepare(config: ConfigDict, workdir: Path, verify: bool) -> Run:
     frozen = specs.saved_generator(saved, shards.vocab)
   else:
     frozen = initial.frozen_generator(config)
-  spec = specs.make_spec(config, shards.vocab, shards.frequencies, frozen)
+  parts = b""
+  if config.objective.whole_words:
+    parts = tokenizer.load_from(shards.folder, shards.vocab).word_parts()
+  spec = specs.make_spec(config, shards.vocab, shards.frequencies, frozen, parts)
   fns = make_train_fns(
     spec, specs.make_optimizer_config(config), t.steps, config.seed, t.accumulation
   )
