@@ -113,10 +113,11 @@ class Peer(peers.TorchLoop):
     self.d = _network(spec.discriminator, "rtd_head").to(self.device).train()
     self.g = _network(spec.generator, "mlm_head").to(self.device).train()
     self.word_logits = WORD_LOGITS[self.g.config.model_type]
+    self.head = _detection_head(self.d.config).to(self.device) if _lacks_head(self.d) else None
     tables = self.d.base_model.embeddings
     self.g.base_model.embeddings = tables
-    self.g.get_output_embeddings().weight = self.d.get_input_embeddings().weight
-    self.head = _detection_head(self.d.config).to(self.device) if _lacks_head(self.d) else None
+    if self.head is None:  # DeBERTa's head is given the table
+      self.g.get_output_embeddings().weight = self.d.get_input_embeddings().weight
     both = [*self.g.parameters(), *self.d.parameters(), *(self.head or self.d).parameters()]
     weights = {id(p): p for p in both}.values()
     self.make_optimizer(weights, adam["learning_rate"], adam["weight_decay"])
