@@ -24,7 +24,7 @@ PACKAGES = sorted(path.parent.name for path in (ROOT / "electra_jax").glob("*/__
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?")
 PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
 ROW = re.compile(r"^\| (.+) \| \[(.+)\]\((docs/guides/\w+\.md)\) \|\n", re.M)
-GUIDES = "pretrain continue finetune research notebook"
+GUIDES = "pretrain continue deberta finetune research notebook"
 REFERENCE = {
   "Using": "python run data weights evaluate",
   "Looking": "healthy objectives evidence speed speedrun",

@@ -13,8 +13,7 @@ import numpy as np
 
 from electra_jax.core.batch import Batch
 from electra_jax.core.schedules import Schedule
-
-STARTS, CONTINUES, ALONE = range(3)  # parts of a word; the token after one that stands alone starts
+from electra_jax.core.word_parts import ALONE, CONTINUES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Masking:
   disallow_correct: bool = False  # never sample the original token
   # fraction of the samples drawn by token frequency, a `Schedule` or a number
   unigram_share: Schedule = Schedule(0.0)
-  # [V] bytes, one of STARTS, CONTINUES and ALONE for each token: all tokens of a word are masked or
+  # [V] bytes, of `core.word_parts` for each token: all tokens of a word are masked or
   # none; b"": each token by itself
   word_parts: bytes = dataclasses.field(default=b"", repr=False)
 

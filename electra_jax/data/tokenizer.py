@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from electra_jax.core.masking import ALONE, CONTINUES, STARTS
+from electra_jax.core.word_parts import ALONE, CONTINUES, STARTS
 from electra_jax.data.characters import Losses, checked, compose, moved, trimmed
 from electra_jax.data.vocab_metadata import FILES, SPECIAL_NAMES, Vocab, VocabError
 
