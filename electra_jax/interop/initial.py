@@ -87,7 +87,7 @@ def with_vocabulary(config: ConfigDict, given: Collection[str] = ()) -> ConfigDi
       )
     return config
   vocab = tokens.vocab
-  if data.vocab in vocabulary.KINDS and "data.vocab" not in given:
+  if data.vocab == load("base.py").data.vocab and "data.vocab" not in given:
     data.vocab, data.nfc = str(tokens.path), vocab.nfc or None
     if vocab.lowercase is not None:
       same = vocab.strip_accents == vocab.lowercase
