@@ -191,7 +191,7 @@ def test_a_build_for_init_from_has_its_vocabulary(tiny_shards, tmp_path):
     path.unlink()
   (tmp_path / "bare" / "vocab.txt").unlink()
   config = unset(tiny_shards, tmp_path / "bare", **built)
-  with pytest.raises(ExchangeError, match="bare has no tokenizer: add its vocab.txt or tokenizer"):
+  with pytest.raises(ExchangeError, match="bare has no tokenizer: add its vocab.txt, tokenizer"):
     initial.with_vocabulary(config)
   config.data.vocab = str(tmp_path / "hf" / "discriminator" / "vocab.txt")
   assert initial.with_vocabulary(config).data.vocab == config.data.vocab
