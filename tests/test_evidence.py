@@ -8,6 +8,7 @@ import pytest
 
 from electra_jax.commands import cli
 from electra_jax.config import compare, files, validate
+from electra_jax.config.fields import load_config
 from electra_jax.experiments import definition, jobs, plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,9 +40,14 @@ def test_the_committed_tables_are_those_of_the_rows(monkeypatch):
   assert found.rate("bert", 0) == 6.4e-3 and found.rates("bert", 1) == (6.4e-3, 3.2e-3)
 
 
-@pytest.mark.parametrize("name", ["detection", "evidence", "learn", "modern_ab", "speedrun_rates"])
-def test_arms_of_a_committed_experiment_have_valid_configurations(name):
+COMMITTED = ("detection", "evidence", "learn", "modern_ab", "speedrun_rates")
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_arms_and_tasks_of_a_committed_experiment_have_valid_configurations(name):
   e = definition.load(str(BENCHMARKS / f"{name}.py"))
+  for task in e.tasks.values():
+    load_config(task.config, task.fields)
   assert e.control is None or e.control in e.arms
   for arm in e.arms:
     config = e.configuration(arm)

@@ -84,7 +84,7 @@ def load_config(name: str | Path, fields: Mapping[str, Any] | None = None) -> Co
   Args:
     name: a built-in configuration ("quickstart", "modern:17m", "finetune/glue:mrpc") or a file's
       path; the text after a colon is the argument of get_config.
-    fields: values to set; `electra-jax config NAME` lists all fields.
+    fields: values to set, paths as text or `Path`; `electra-jax config NAME` lists all fields.
 
   Raises:
     FileNotFoundError: no configuration has this name.
@@ -93,6 +93,7 @@ def load_config(name: str | Path, fields: Mapping[str, Any] | None = None) -> Co
   config = load_named(str(name))
   for field, value in (fields or {}).items():
     check_field(config, field)
+    value = str(value) if isinstance(value, Path) else value
     try:
       config.update_from_flattened_dict({field: value})
     except TypeError as error:
