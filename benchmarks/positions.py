@@ -22,15 +22,13 @@ paired seeds and has the same sign at both budgets.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import machine
 from evidence import CHUNKING, FINETUNING, SPLITS, cut_chunking
 
-from electra_jax.experiments import jobs, plan, summary
 from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs, Task, number
-from electra_jax.monitor import curves
 
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE = HERE / "results" / "positions_rows.jsonl", HERE / "results" / "positions.md"

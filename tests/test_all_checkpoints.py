@@ -55,6 +55,7 @@ def run(request, tiny_shards, tmp_path, monkeypatch):
   return tmp_path / "run", began[0]
 
 
+@pytest.mark.long
 def test_step_0_is_what_the_run_began_with_and_each_card_has_its_own_evaluation(run, tmp_path):
   workdir, began = run
   export(workdir, tmp_path / "out", "--all-checkpoints")
@@ -84,6 +85,7 @@ def test_step_0_is_what_the_run_began_with_and_each_card_has_its_own_evaluation(
     export(workdir, tmp_path / "seventh", "--step=7")
 
 
+@pytest.mark.long
 def test_without_what_it_started_from_a_run_exports_the_others(tiny_shards, tmp_path, capsys):
   train.train(config_of(tiny_shards), tmp_path / "origin")
   train.train(config_of(tiny_shards, init_from=str(tmp_path / "origin")), tmp_path / "run")

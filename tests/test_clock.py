@@ -127,6 +127,7 @@ def horizon_of(workdir) -> dict:
   return [e for e in journal.read(workdir) if e["event"] == "horizon"][-1]
 
 
+@pytest.mark.long
 def test_a_run_by_the_clock_is_the_run_of_its_decided_steps_bit_for_bit(
   tiny_shards, tmp_path, fast_clock, capsys
 ):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import long_except
 from scipy import special
 
 from electra_jax.core import (
@@ -101,7 +102,7 @@ def test_states_are_those_of_gathers_in_float64(length):
   np.testing.assert_allclose(found[padding_mask], expected[padding_mask], atol=2e-5)
 
 
-@pytest.mark.parametrize("length", [5, 40])
+@pytest.mark.parametrize("length", long_except(0, of=[5, 40]))
 def test_gradients_are_those_of_gathers(length):
   params, (x, padding_mask) = weights(), inputs(length)
   towards = np.random.default_rng(2).normal(size=x.shape) * padding_mask[..., None]
@@ -253,6 +254,7 @@ def test_the_mask_decoder_does_not_depend_on_the_other_positions_that_are_asked_
     np.testing.assert_allclose(part, np.take_along_axis(whole, at[..., None], 1), atol=1e-5)
 
 
+@pytest.mark.long
 def test_documents_of_a_row_are_decoded_as_alone():
   params, (x, _) = weights(DECODED), inputs(10)
   batch = Batch(np.zeros((2, 10), np.int32), None, np.ones((2, 10), bool), np.arange(2, dtype=int))

@@ -136,6 +136,7 @@ def test_a_command_line_of_version_0_1_is_understood(line):
   assert cli.parser(name.removeprefix("data."), words).parse(words)
 
 
+@pytest.mark.long
 def test_a_plug_in_of_version_0_1_adds_its_entries_which_compute(tables):
   registry.import_module(str(GOLDEN / "plug_in_0_1.py"))
   assert METRICS["balanced"].compute(np.array([[0, 0], [0, 1], [1, 1]]), 2) == 0.75

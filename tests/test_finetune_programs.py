@@ -38,7 +38,7 @@ def fields_of(folder) -> dict:
   return {"data__dir": str(folder), "data__buckets": 0, "train__epochs": None}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_task_of_as_many_classes_compiles_nothing(source, tmp_path, compiled):  # noqa: F811
   fields = fields_of(write_glue(tmp_path / "glue"))
   where = {"workdir": tmp_path / "results", "console": Console(quiet=True)}

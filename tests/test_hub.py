@@ -207,7 +207,7 @@ def command(server: Hub, *words, **env) -> tuple[int, str, str]:
   return done.returncode, done.stdout, without_activities(done.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_command_works_offline_after_it_worked_once(server, folder, tmp_path):
   server.put("me/tiny", folder)
   home = {"HF_HOME": str(tmp_path / "home")}
@@ -228,6 +228,7 @@ def init_from(shards: str, **fields):
   return config
 
 
+@pytest.mark.long
 def test_a_run_keeps_the_commit_that_it_began_with(server, folder, tiny_shards, tmp_path, capsys):
   commit = server.put("me/tiny", folder)
   start = {"generator.kind": "frozen", "generator.tie": "none", "generator.init_from": NAME}
@@ -258,7 +259,7 @@ def test_a_run_keeps_the_commit_that_it_began_with(server, folder, tiny_shards, 
   assert read_config(tmp_path / "run")["init_from"] == pinned
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fine_tuning_starts_from_a_name_and_predicts_from_one(server, folder, tmp_path):
   commit = server.put("me/tiny", folder)
   write_glue(tmp_path / "glue")

@@ -72,7 +72,7 @@ def same(a, b) -> bool:
   )
 
 
-@pytest.mark.parametrize("name", long_except(1, of=list(RUNS), nightly=(0, 2)))
+@pytest.mark.parametrize("name", long_except(of=list(RUNS), nightly=(0, 2)))
 def test_nothing_of_the_networks_has_to_be_said_again(name, tiny_shards, tmp_path, capsys):
   origin = run_of(tiny_shards, tmp_path / "origin", RUNS[name])
   begins = [origin] if "modern" in name else [origin, export(origin, tmp_path / "hf")]

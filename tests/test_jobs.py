@@ -67,6 +67,7 @@ def test_a_measure_is_made_again_only_with_other_arguments(tmp_path, monkeypatch
   assert started == ["--data=a", "--data=b"]
 
 
+@pytest.mark.long
 def test_a_job_that_two_processes_ask_for_runs_once(tmp_path):
   code = (
     "import sys; from pathlib import Path; from electra_jax.experiments import jobs\n"

@@ -60,7 +60,7 @@ def pair(config, workdir, *second) -> list[subprocess.Popen]:
   return [start(config, workdir, *joined, f"--process_id={i}", *more[i]) for i in range(2)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_train_and_save_what_one_does(straight, tiny_shards, tmp_path):
   config = make_tiny_config(tiny_shards)
   first, second = finish(*pair(config, tmp_path / "two"))

@@ -407,6 +407,7 @@ def test_the_network_that_is_kept_is_that_of_the_best_evaluation(stopped):
   assert len(history) == max(stops) + 1 and max(history) < 240  # the last seed's end is the run's
 
 
+@pytest.mark.long
 def test_a_seed_stops_alone_where_it_stops_among_others(stopped, tmp_path):
   config, folder, _, text = stopped
   one = config.copy_and_resolve_references()

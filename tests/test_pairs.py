@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import long_except
 from scipy import stats
 from sklearn.metrics import ndcg_score
 from test_finetune import CFG, WORDS, both, make_config, refused, run, source  # noqa: F401
@@ -133,7 +134,7 @@ def some_rows(n: int) -> list[list[str]]:
   return [texts[3 * i : 3 * i + 2 + i % 2] for i in range(n)]
 
 
-@pytest.mark.parametrize("cfg", [CFG, MODERN], ids=["electra", "modern"])
+@pytest.mark.parametrize("cfg", long_except(1, of=[CFG, MODERN]), ids=["electra", "modern"])
 def test_a_step_is_the_same_on_one_and_eight_devices_and_ranks_what_is_predicted(cfg, words):
   """Rows of three documents, longer than the network's positions, embed as each text alone does."""
   info = TaskInfo("pairs", "x", HeadSpec("embedding", ARGUMENTS), 32)

@@ -223,6 +223,7 @@ def test_a_frozen_generator_of_any_source_is_not_needed_after_the_start(tiny_sha
     train.train(config, tmp_path / "none")
 
 
+@pytest.mark.long
 def test_a_phase_takes_the_frozen_generator_that_it_names(straight, tiny_config, tmp_path, capsys):
   """Not the generator of the run whose optimizer it continues; a run that resumes keeps its own."""
   earlier, phase = tmp_path / "earlier", tmp_path / "phase"

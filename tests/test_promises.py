@@ -212,7 +212,7 @@ def test_a_warning_stops_the_run_with_on_warning_stop_and_what_is_done_is_saved(
     assert warned.count("warning: step 9: rtd_auc") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bfloat16_trains_float32_weights_near_as_float32_does(straight, tiny_config):
   tiny_config.model.dtype = "bfloat16"
   fns, shards = programs_of(tiny_config), pretrain_batches.Shards.open(tiny_config.data.dir)

@@ -208,6 +208,7 @@ def mine(text, tmp_path_factory):
   return folder, printed.getvalue()
 
 
+@pytest.mark.long
 def test_the_quickstart_goes_from_text_to_samples_and_a_report(mine):
   folder, printed = mine
   found = samples.read(folder / "runs" / "mine")
@@ -218,6 +219,7 @@ def test_the_quickstart_goes_from_text_to_samples_and_a_report(mine):
   assert found["filled"]["sentences"][0]["text"] in report
 
 
+@pytest.mark.long
 def test_the_probabilities_are_those_of_the_encoder(mine):
   run = mine[0] / "runs" / "mine"
   encoder, found = electra_jax.load(run), samples.read(run)

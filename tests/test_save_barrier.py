@@ -35,7 +35,7 @@ def run_two(code: str) -> None:
   finish(*(subprocess.Popen([*command, str(i)], **options) for i in range(2)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_call_of_each_save_waits_for_both_processes():
   run_two("""
     for save in range(3):
@@ -51,7 +51,7 @@ def test_each_call_of_each_save_waits_for_both_processes():
   """)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failed_process_passes_its_reason_on_and_the_other_stops_waiting():
   run_two("""
     barrier.begin()

@@ -41,7 +41,7 @@ def run(cfg, sharded: bool, steps: int = 3):
 @pytest.mark.parametrize(
   "cfg",
   [
-    pytest.param(PLAIN, id="one norm"),
+    pytest.param(PLAIN, id="one norm", marks=pytest.mark.long),
     pytest.param(APART, id="a norm each", marks=pytest.mark.long),
   ],
 )
