@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import machine
-from evidence import CHUNKING, FINETUNING, SPLITS, cut_chunking
+from evidence import CHUNKING, FINETUNING, cut_chunking
 
 from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs, Task, number
 
@@ -69,16 +69,21 @@ def get_experiment(arg: str = "data") -> Experiment:
   """Returns the experiment; `arg` is the folder of the data."""
   data = Path(arg)
   cut_chunking(data / "chunk")
-  chunking = {f"data.{k}": data / "chunk" / f"{v}.txt" for k, v in SPLITS.items()}
+  chunk = data / "chunk"
+  chunking = {"data.train": chunk / "fitting.txt", "data.dev": chunk / "test.txt"}
   tasks = {
     f"chunk_{size}": Task(
       "finetune/tagging:chunk",
       chunking | FINETUNING | CHUNKING | {"data.train_examples": size, "train.epochs": epochs},
-      splits={f"chunk_{size}_choices": "dev", f"chunk_{size}": "test"},
       seeds=3 if size <= 300 else 1,
     )
     for size, epochs in SIZES.items()
   }
+  whole = dict(tasks[f"chunk_{max(SIZES)}"].fields)
+  whole |= {"data.dev": chunk / "choices.txt", "data.test": chunk / "test.txt"}
+  tasks[f"chunk_{max(SIZES)}"] = Task(
+    "finetune/tagging:chunk", whole, splits={"chunk_choices": "dev", f"chunk_{max(SIZES)}": "test"}
+  )
   entities = {"data.train": data / "ner" / "train.txt", "data.dev": data / "ner" / "test.txt"}
   tasks["ner"] = Task(
     "finetune/tagging:ner", entities | FINETUNING | CHUNKING | {"train.epochs": 10.0}, seeds=3
@@ -92,7 +97,7 @@ def get_experiment(arg: str = "data") -> Experiment:
     budgets=(BUDGETS[0], Budget(BUDGETS[1], factors=(1.0,))),
     control="rope-mlm",
     fields=BODY | {"data.dir": str(data / "shards"), "data.sources": f"text:{data / 'text.txt'}"},
-    choose=f"chunk_{max(SIZES)}_choices",
+    choose="chunk_choices",
     heldout=("mlm_loss", "rtd_auc", "unigram_auc"),
     pairs=Pairs(str(data / "pairs.jsonl"), 6_700),
     tasks=tasks,
