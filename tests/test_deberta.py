@@ -15,10 +15,12 @@ from safetensors.numpy import load_file, save_file
 from test_hf import needs_torch, same
 from test_spm import ODD, some_text
 
+import electra_jax
 from electra_jax.core import networks
 from electra_jax.core.batch import Batch, from_rows
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data import tokenizer
+from electra_jax.evaluate import likelihoods
 from electra_jax.export import writer
 from electra_jax.interop import huggingface, initial, sources
 from electra_jax.interop.deberta import DEBERTA, LAYERS
@@ -241,6 +243,19 @@ def test_continuing_a_release_adds_the_difference_of_the_words(release):
   assert same(params["embeddings"]["layer_norm"], g.weights["embeddings"]["layer_norm"])
   assert same(params["generator"]["mask_decoder"], g.weights["mask_decoder"])
   assert cfg == d.cfg
+
+
+@needs_torch
+def test_pairs_are_scored_by_the_mask_decoder(release, tmp_path):
+  """As by `electra-jax score`, which takes the generator's own way to a word's probability."""
+  for name in ("config.json", "spm.model", "pytorch_model.generator.bin"):
+    shutil.copy(release / name, tmp_path)
+  (tmp_path / "pytorch_model.generator.bin").rename(tmp_path / "pytorch_model.bin")
+  shutil.copy(release / "generator_config.json", tmp_path / "config.json")
+  texts = [text[:50] for text in some_text()[:3]]
+  expected = [score for score, _ in likelihoods.Scorer(tmp_path)(texts)]
+  found = electra_jax.load(tmp_path).score(texts, "mlm")
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @needs_torch

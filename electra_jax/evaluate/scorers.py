@@ -198,12 +198,11 @@ class SentenceScorer:
     """Returns the score of each sentence, [n] float64, in nats; NaN if it is too long.
 
     Args:
-      weights: {"embeddings", "encoder"} and the scorer's head.
+      weights: of a network with the scorer's head.
       stops: called before each batch; a true value ends the scoring with the result None.
     """
-    weights = parallel.replicate(
-      {k: weights[k] for k in ("embeddings", "encoder", self._kind.head)}
-    )
+    names = ("embeddings", "encoder", self._kind.head, "mask_decoder")  # few have a mask decoder
+    weights = parallel.replicate({name: weights[name] for name in names if name in weights})
     vocab, encoded = self.tokenizer.vocab, self.tokenizer.encode_offsets(sentences)
     fitting = [i for i, (ids, _) in enumerate(encoded) if len(ids) <= self.longest]
 
