@@ -26,6 +26,7 @@ _HOMES = {
   "train": "pretrain.train.train",
   "fine_tune": "finetune.train.fine_tune",
   "evaluate_pairs": "evaluate.measures.evaluate_pairs",
+  "evaluate_cloze": "evaluate.measures.evaluate_cloze",
   "evaluate_detection": "evaluate.measures.evaluate_detection",
   "evaluate_probe": "evaluate.measures.evaluate_probe",
   "register": "config.registry.register",

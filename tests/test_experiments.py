@@ -42,7 +42,7 @@ def get_experiment(arg=None):
       "electra": Arm("quickstart", rate_of="bert", after="bert"),
     }},
     control="bert", budgets=(8,), unit="steps", seeds=1, heldout=("mlm_loss", "rtd_auc"),
-    fields=FIELDS, detect={data!r},
+    fields=FIELDS, cloze=("gaps.jsonl", 2), detect={data!r},
   )
 """
 
@@ -54,6 +54,8 @@ def test_arms_are_trained_with_the_rate_that_was_best_and_only_once(
   monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
   monkeypatch.chdir(tmp_path)
   Path("mine.py").write_text(TINY.format(data=str(tiny_shards)), "utf-8")
+  gap = {"left": "a b ", "right": " d", "words": ["c", "e"]}
+  Path("gaps.jsonl").write_text((json.dumps(gap) + "\n") * 3, "utf-8")
   cli.call("experiment", ["mine.py", "--out=out", "--only=bert", "--at-once=2"])
   rows = jobs.json_lines(Path("out/rows.jsonl"))
   searched = {row["rate"]: row.get("mlm_loss") for row in rows if "search" in row}
@@ -63,6 +65,7 @@ def test_arms_are_trained_with_the_rate_that_was_best_and_only_once(
   (row,) = (row for row in rows if row.get("arm") == "bert")
   assert (row["rate"], row["steps"], row["mlm_loss"]) == (1e-2, 8, searched[1e-2])
   assert "detect" not in row and row["rtd_auc"] is None  # BERT does not detect
+  assert row["cloze"] in (0, 100)  # both gaps are equal
   cli.call("experiment", ["mine.py", "--out=out"])
   bert, electra = (row for row in jobs.json_lines(Path("out/rows.jsonl")) if "arm" in row)
   assert bert == row and electra["rate"] == 1e-2 and electra["steps"] == 4

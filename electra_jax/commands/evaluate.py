@@ -1,6 +1,7 @@
 """Measures a pretrained network in minutes, without fine-tuning.
 
   electra-jax evaluate pairs --model=SOURCE --data=FILE.jsonl [--scorer=NAME] [--out=DIR]
+  electra-jax evaluate cloze --model=SOURCE --data=FILE.jsonl [--scorer=NAME] [--out=FILE.json]
   electra-jax evaluate detect --model=SOURCE --data=SHARDS [--out=FILE.json]
   electra-jax evaluate probe --model=SOURCE --train=FILE --test=FILE [--out=FILE.json]
 
@@ -15,6 +16,9 @@ pairs   accuracy on minimal pairs: JSON lines with sentence_good and sentence_ba
         electra_mlm, metro, coco_lm); rtd, the log-probability that all tokens are original, one
         pass; energy, Electric's. Default: the objective's, if a run or an export stores it.
         Writes DIR/pairs.json and .png.
+cloze   how often the word of a text ranks first among others: JSON lines with left, right and
+        words, the text's own first. With mlm the words are ranked at one [MASK], with the other
+        scorers each is read in its place.
 detect  AUC of detecting replacements drawn by token frequency in held-out shards, a folder or a
         URL; it does not depend on the run's generator.
 probe   F1 or accuracy of a linear classifier on the frozen states of words, on CoNLL files.
@@ -35,7 +39,7 @@ from electra_jax.runtime import terminal
 
 def add_options(p: cli.ArgumentParser) -> None:
   """Adds the command's options."""
-  commands = p.add_subparsers(required=True, metavar="pairs|detect|probe", dest="what")
+  commands = p.add_subparsers(required=True, metavar="pairs|cloze|detect|probe", dest="what")
 
   def add(name: str) -> cli.ArgumentParser:
     command = commands.add_parser(name)
@@ -46,6 +50,11 @@ def add_options(p: cli.ArgumentParser) -> None:
   command.add_argument("--data", required=True, metavar="FILE")
   command.add_argument("--scorer", metavar="NAME", help="default: the objective's")
   command.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
+  command = add("cloze")
+  command.add_argument("--data", required=True, metavar="FILE")
+  command.add_argument("--scorer", metavar="NAME", help="default: the objective's")
+  command.add_argument("--out", type=Path, metavar="FILE", help="JSON file for the ranks")
+  command.add_argument("--gaps", type=cli.positive, metavar="N", help="maximum, evenly spaced")
   command = add("detect")
   command.add_argument("--data", required=True, metavar="SHARDS")
   command.add_argument("--out", type=Path, metavar="FILE", help="JSON file for the result")
@@ -71,20 +80,26 @@ def main(args: argparse.Namespace) -> None:
   if args.out:  # raises before minutes of computation
     args.out.parent.mkdir(parents=True, exist_ok=True)
     check_new(args.out)
-  {"pairs": run_pairs, "detect": run_detect, "probe": run_probe}[args.what](
-    args, terminal.console()
-  )
+  run = {"pairs": run_pairs, "cloze": run_cloze, "detect": run_detect, "probe": run_probe}
+  run[args.what](args, terminal.console())
+
+
+def check_scorer(name: str | None) -> None:
+  """Raises UsageError if `name` is not a scorer."""
+  from electra_jax.evaluate import scorers
+
+  if name not in (None, *scorers.SCORERS):
+    known = ", ".join(scorers.SCORERS)
+    raise cli.UsageError(f"--scorer: invalid choice: {name!r} (choose from {known})")
 
 
 def run_pairs(args: argparse.Namespace, console: Console) -> None:
   """Scores minimal pairs; prints accuracies by category and writes them to a folder."""
-  from electra_jax.evaluate import measures, pairs, scorers
+  from electra_jax.evaluate import measures, pairs
   from electra_jax.monitor.trackers import dropping
   from electra_jax.runtime.workdir import new_folder
 
-  if args.scorer not in (None, *scorers.SCORERS):
-    known = ", ".join(scorers.SCORERS)
-    raise cli.UsageError(f"--scorer: invalid choice: {args.scorer!r} (choose from {known})")
+  check_scorer(args.scorer)
   started = time.perf_counter()
   found = measures.evaluate_pairs(args.model, args.data, args.scorer)
   secs = time.perf_counter() - started
@@ -109,6 +124,21 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
       with dropping("pairs.png", lambda text: console.print(f"warning: {text}")):
         pairs.draw(folder / "pairs.png", f"{args.model}: {title}", found.pairs, found.right)
     console.print(f"written: {args.out / 'pairs.json'}, {args.out / 'pairs.png'}")
+
+
+def run_cloze(args: argparse.Namespace, console: Console) -> None:
+  """Prints how often the text's own word ranks first, and its mean reciprocal rank."""
+  from electra_jax.evaluate import measures
+
+  check_scorer(args.scorer)
+  found = measures.evaluate_cloze(args.model, args.data, args.scorer, gaps=args.gaps)
+  first = found.first
+  interval = f"95 % interval {100 * first.low:.1f} to {100 * first.high:.1f}"
+  console.print(
+    f"{found.scorer}: the text's word ranks first of {found.words} in {100 * first.accuracy:.2f} %"
+    f" of {first.pairs:,} gaps ({interval}); mean reciprocal rank {found.mean_reciprocal_rank:.4f}"
+  )
+  write(args.out, found._asdict() | {"ranks": found.ranks.tolist(), "first": first._asdict()})
 
 
 def run_detect(args: argparse.Namespace, console: Console) -> None:

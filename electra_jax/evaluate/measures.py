@@ -11,7 +11,7 @@ from electra_jax.core.masking import Masking
 from electra_jax.core.networks import PretrainSpec, TokenCounts
 from electra_jax.data import pretrain_batches, tokenizer
 from electra_jax.data.pretrain_batches import Shards
-from electra_jax.evaluate import pairs, probe, scorers
+from electra_jax.evaluate import cloze, pairs, probe, scorers
 from electra_jax.evaluate.pairs import Accuracy, Pair
 from electra_jax.evaluate.probe import Probe
 from electra_jax.finetune import tagging
@@ -55,6 +55,43 @@ def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = Non
   categories = pairs.by([pair.category for pair in found], right)
   paradigms = pairs.by([pair.paradigm for pair in found], right)
   return PairScores(scorer, found, right, pairs.accuracy(right), categories, paradigms)
+
+
+class ClozeScores(NamedTuple):
+  """Where a network ranks the words of held-out text."""
+
+  scorer: str
+  words: int  # to rank for each gap
+  ranks: np.ndarray  # [n] int from 1 of the gaps' own words; 0: skipped
+  first: Accuracy  # how often the rank is 1
+  mean_reciprocal_rank: float
+
+
+def evaluate_cloze(
+  model: str | Path, data: str | Path, scorer: str | None = None, *, gaps: int | None = None
+) -> ClozeScores:
+  """Ranks the words of gaps in texts.
+
+  Args:
+    model, scorer: as in `evaluate_pairs`.
+    data: JSON lines as for `cloze.read`.
+    gaps: maximum number of gaps, evenly spaced; None: all.
+
+  Raises:
+    ValueError, OSError: the file, the network or the scorer is invalid, or all gaps are skipped.
+  """
+  found, source = cloze.read(data, gaps), _open(model)
+  scorer, network = scorers.choose(scorer, source, model)
+  with doing(f"ranking the words of {len(found):,} gaps"):
+    ranks = cloze.ranks(scorer, network.cfg, network.weights, source.tokenizer, found)
+  kept = ranks[ranks > 0]
+  if left_out := len(ranks) - len(kept):
+    why = f"whose words are not one token each, or of more than {network.cfg.max_positions} tokens"
+    if not len(kept):
+      raise ValueError(f"{data}: all gaps are of texts {why}")
+    warnings.warn(f"{left_out:,} gaps are skipped: texts {why}", stacklevel=2)
+  mean = float((1 / kept).mean())
+  return ClozeScores(scorer, len(found[0].words), ranks, pairs.accuracy(kept == 1), mean)
 
 
 @jax_flags.pinned()

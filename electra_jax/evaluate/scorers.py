@@ -51,8 +51,24 @@ class ScorerDef:
 
   head: str  # the required head, a key of `heads.HEADS`
   rows: Rows
-  # (cfg, network, batch, positions [B], labels [B]) -> scores [B] in nats
-  apply: Callable[..., jax.Array]
+  # (cfg, network, states [B, L, D], ids [B, L]) -> scores [B, L] of the tokens that it reads; None:
+  # it predicts the token at one [MASK] of each row
+  of_tokens: Callable[..., jax.Array] | None = None
+
+  def placed(self, weights: Mapping) -> dict:
+    """Returns what a network with the head computes with, on the devices."""
+    names = ("embeddings", "encoder", self.head, "mask_decoder")  # few have a mask decoder
+    return parallel.replicate({name: weights[name] for name in names if name in weights})
+
+  def apply(self, cfg, network, batch: Batch, positions, labels) -> jax.Array:
+    """Returns the scores [B] in nats of rows with positions and labels [B] as in `Rows`."""
+    if self.of_tokens is None:
+      return scoring.masked_token(cfg, network, batch, positions, labels)
+    states = networks.encode(cfg, network, batch.ids, batch, None)
+    scores = self.of_tokens(cfg, network, states, batch.ids)
+    length = batch.padding_mask.sum(-1, keepdims=True)
+    place = jnp.arange(batch.ids.shape[1])
+    return jnp.where((place > 0) & (place < length - 1), scores, 0.0).sum(-1)  # no special tokens
 
 
 def _once(ids: list[int], continues: list[bool], mask: int) -> Iterator[tuple]:
@@ -72,14 +88,6 @@ def _each_masked_with_its_words_end(
     yield [*ids[:i], *[mask] * (end - i), *ids[end:]], i, ids[i]
 
 
-def _of_all(token_scores: Callable, cfg, network, batch: Batch, positions, labels) -> jax.Array:
-  states = networks.encode(cfg, network, batch.ids, batch, None)
-  scores = token_scores(cfg, network, states, batch.ids)
-  length = batch.padding_mask.sum(-1, keepdims=True)
-  place = jnp.arange(batch.ids.shape[1])
-  return jnp.where((place > 0) & (place < length - 1), scores, 0.0).sum(-1)  # no special tokens
-
-
 def _original_logits(cfg, network, states, ids) -> jax.Array:
   return -networks.token_logits(cfg, network, "rtd_head", states)
 
@@ -95,16 +103,16 @@ def _own_log_p(cfg, network, states, ids) -> jax.Array:
 
 SCORERS = {
   # The discriminator's log-probability that all tokens are original.
-  "rtd": ScorerDef("rtd_head", _once, functools.partial(_of_all, _log_original)),
+  "rtd": ScorerDef("rtd_head", _once, _log_original),
   # Electric's log-likelihood up to a constant (Clark et al. 2020b, Section 2.3).
-  "energy": ScorerDef("rtd_head", _once, functools.partial(_of_all, _original_logits)),
+  "energy": ScorerDef("rtd_head", _once, _original_logits),
   # Pseudo-log-likelihood: log p of each token given all others (Salazar et al. 2020).
-  "mlm": ScorerDef("mlm_head", _each_masked, scoring.masked_token),
+  "mlm": ScorerDef("mlm_head", _each_masked),
   # The same, with the later pieces of the token's word masked too (Kauf and Ivanova 2023).
-  "mlm_words": ScorerDef("mlm_head", _each_masked_with_its_words_end, scoring.masked_token),
+  "mlm_words": ScorerDef("mlm_head", _each_masked_with_its_words_end),
   # Log p of each token with nothing masked, for networks that predict tokens from a generator's
   # samples: they never read [MASK], and a sample says little about the original at its position.
-  "mlm_unmasked": ScorerDef("mlm_head", _once, functools.partial(_of_all, _own_log_p)),
+  "mlm_unmasked": ScorerDef("mlm_head", _once, _own_log_p),
 }
 
 
@@ -201,8 +209,7 @@ class SentenceScorer:
       weights: of a network with the scorer's head.
       stops: called before each batch; a true value ends the scoring with the result None.
     """
-    names = ("embeddings", "encoder", self._kind.head, "mask_decoder")  # few have a mask decoder
-    weights = parallel.replicate({name: weights[name] for name in names if name in weights})
+    weights = self._kind.placed(weights)
     vocab, encoded = self.tokenizer.vocab, self.tokenizer.encode_offsets(sentences)
     fitting = [i for i, (ids, _) in enumerate(encoded) if len(ids) <= self.longest]
 

@@ -107,6 +107,7 @@ class Experiment:
   rank: Callable[[Sequence[Mapping[str, Any]]], float] | None = None
   heldout: tuple[str, ...] = ("mlm_loss",)  # metrics of the last evaluation
   pairs: str | Pairs | None = None  # minimal pairs, as for `electra-jax evaluate pairs`
+  cloze: tuple[str, int] | None = None  # gaps, and their number, for `electra-jax evaluate cloze`
   detect: str | None = None  # shards, as for `electra-jax evaluate detect`
   probe: tuple[str, str] | None = None  # training and test file of `electra-jax evaluate probe`
   # {name: (fine-tuning configuration, its fields) or a `Task`}
@@ -167,8 +168,8 @@ class Experiment:
 
   @property
   def measures(self) -> tuple[str, ...]:
-    """The measures of `tasks`, "detect" and "probe"; the measures of pairs depend on the arm."""
-    return ("detect", "probe", *(x for task in self.tasks.values() for x in task.splits))
+    """The measures but those of pairs, which depend on the arm."""
+    return ("cloze", "detect", "probe", *(x for task in self.tasks.values() for x in task.splits))
 
   def is_measure(self, name: str) -> bool:
     """Returns whether a quantity is measured on a network instead of read from its run."""

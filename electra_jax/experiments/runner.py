@@ -80,7 +80,8 @@ class Runner:
     for config in configs.values():
       tables.step_costs(config)
     shards = {config.data.dir for config in configs.values()}  # may be built later
-    files = [e.pairs and e.pairs.file, e.detect not in shards and e.detect, *(e.probe or ())]
+    files = [e.pairs and e.pairs.file, e.cloze and e.cloze[0], *(e.probe or ())]
+    files.append(e.detect not in shards and e.detect)
     for task in e.tasks.values():
       data = load_config(task.config, task.fields).data
       files += [data[name] for name in ("dir", "train", "dev", "test")]
@@ -145,6 +146,9 @@ class Runner:
     row |= {"train_secs": round(jobs.seconds(self.out, f"train/{folder.name}"), 1)}
     row |= {name: last.get(name) for name in e.heldout}
     row |= self._pairs(folder, config, e.pairs) if e.pairs else {}
+    if e.cloze:
+      found = self._evaluate(folder, "cloze", f"--data={e.cloze[0]}", f"--gaps={e.cloze[1]}")
+      row["cloze"] = accuracy([found["first"]])
     if e.detect and "rtd_head" in OBJECTIVES[config.objective.name].heads:
       row["detect"] = self._evaluate(folder, "detect", f"--data={e.detect}")["auc"]
     if e.probe:
