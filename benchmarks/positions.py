@@ -33,7 +33,7 @@ from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs, T
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE = HERE / "results" / "positions_rows.jsonl", HERE / "results" / "positions.md"
 PICTURE = machine.ROOT / "docs" / "positions.png"
-BUDGETS, RATES = (5e12, 2e13), (1.6e-3, 3.2e-3, 6.4e-3)
+BUDGETS, RATES = (5e12, 2e13), (3.2e-3, 6.4e-3, 1.28e-2)
 POSITIONS = {
   "rope": {"model.positions": "rope"},
   # 64 positions; distances up to 16 have rows of their own
@@ -75,7 +75,7 @@ def get_experiment(arg: str = "data") -> Experiment:
     f"chunk_{size}": Task(
       "finetune/tagging:chunk",
       chunking | FINETUNING | CHUNKING | {"data.train_examples": size, "train.epochs": epochs},
-      seeds=3 if size <= 300 else 1,
+      seeds=3 if size == 100 else 1,
     )
     for size, epochs in SIZES.items()
   }
@@ -86,7 +86,7 @@ def get_experiment(arg: str = "data") -> Experiment:
   )
   entities = {"data.train": data / "ner" / "train.txt", "data.dev": data / "ner" / "test.txt"}
   tasks["ner"] = Task(
-    "finetune/tagging:ner", entities | FINETUNING | CHUNKING | {"train.epochs": 10.0}, seeds=3
+    "finetune/tagging:ner", entities | FINETUNING | CHUNKING | {"train.epochs": 5.0}
   )
   return Experiment(
     arms={

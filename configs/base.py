@@ -87,6 +87,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
   o.temperature = 1.0  # divides the generator's logits in sampling, not in its loss
   o.disallow_correct = False  # never sample the original token (no gain in the paper)
   o.unigram_share = 0.0  # fraction of the samples drawn by token frequency, not by the generator
+  # Fraction of the chosen tokens that the main network reads as [MASK], not as a sample
+  o.keep_mask_share = 0.0
   o.mlm_weight = 1.0  # weight of the generator's loss (Section 3.3)
   o.discriminator_weight = 50.0  # weight of the main network's loss, lambda (Section 3.3)
   o.replace_mlm_weight = 1.0  # weight of the main network's LM loss (electra_mlm, metro, coco_lm)

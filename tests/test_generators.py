@@ -317,3 +317,29 @@ def test_only_evaluations_of_objectives_that_detect_measure_fixed_noise():
   assert "unigram_scores" in names("electra", None)
   assert "unigram_scores" not in names("electra", jnp.int32(0))
   assert "unigram_scores" not in names("bert", None)
+
+
+def test_a_share_of_the_chosen_tokens_stays_mask_and_is_not_detected():
+  spec, batch = changed(keep_mask_share=0.4), make_batch(B=256, seed=3)
+  weights, mask = fresh(spec), SPEC.masking.mask_id
+  c, whole = corrupt(spec, weights, batch), corrupt(SPEC, weights, batch)
+  chosen, kept = np.asarray(c.masked.weights) > 0, np.asarray(c.sampled) == mask
+  # Of about 800 tokens; four standard deviations. The others are the samples of a share of 0.
+  share, n = kept[chosen].mean(), chosen.sum()
+  assert abs(share - 0.4) <= 4 * (0.4 * 0.6 / n) ** 0.5
+  np.testing.assert_array_equal(c.sampled[~kept], whole.sampled[~kept])
+  ids = np.asarray(c.ids)
+  assert (ids == mask).sum() == (kept & chosen).sum()
+  np.testing.assert_array_equal(c.detected, batch.padding_mask & (ids != mask))
+  np.testing.assert_array_equal(c.is_replaced, (ids != batch.ids) & (ids != mask))
+  replaced, loss = c.terms["replaced"], evaluate(spec, weights, batch)["rtd_loss"]
+  assert float(replaced.total) == c.is_replaced.sum() and replaced.count == c.detected.sum()
+  assert 0 < float(loss.count) < batch.padding_mask.sum()
+
+
+def test_words_are_predicted_at_masks_that_stay_as_at_samples():
+  spec = dataclasses.replace(changed(keep_mask_share=1.0), objective="electra_mlm")
+  batch = make_batch(B=4, seed=2)
+  terms = evaluate(spec, fresh(spec), batch)
+  assert float(terms["replace_mlm_loss"].count) == float(terms["sampled_accuracy"].count) > 0
+  assert float(terms["rtd_recall"].count) == 0  # no sample is left

@@ -334,7 +334,9 @@ def test_adversarial_terms_equal_a_hand_worked_example(monkeypatch):
   output = generators.GeneratorOutput(logits, {}, states=jnp.zeros((1, 3, 8)))
   replaced = jnp.array([[False, True, False, True]])
   sampled = jnp.array([[2, 0, 0]])
-  made = generators.Corruption(masked, output, sampled, jnp.array(batch.ids), replaced, {})
+  made = generators.Corruption(
+    masked, output, sampled, jnp.array(batch.ids), replaced, jnp.array(batch.padding_mask), {}
+  )
   monkeypatch.setattr(objectives, "_detect", lambda *args: jnp.log(jnp.array([[1.0, 4, 2, 1]])))
   monkeypatch.setattr(networks, "token_logits", lambda *args: jnp.full((1, 3), np.log(3.0)))
   keys = generators.split_streams(jax.random.split(jax.random.key(0), 1), training=False)

@@ -212,6 +212,7 @@ PRETRAINING = {
   "objective.temperature": Row(defines=RUN, has_schedule=True),
   "objective.disallow_correct": _RUN,
   "objective.unigram_share": Row(defines=RUN, has_schedule=True, earlier=0.0),
+  "objective.keep_mask_share": Row(defines=RUN, earlier=0.0),
   "objective.mlm_weight": Row(
     defines=RUN, has_no_effect=lambda c: _objective(c).uses_generator and not _generator(c).trained
   ),

@@ -133,7 +133,7 @@ def check_combination(config: ConfigDict) -> None:
   generator, kinds = generators.GENERATORS[g.kind], generators.GENERATORS
   weightless = not has_generator_weights(config)
   sampling = (
-    (o.temperature, o.unigram_share) != (1, 0)
+    (o.temperature, o.unigram_share, o.keep_mask_share) != (1, 0, 0)
     or o.temperature_schedule
     or o.unigram_share_schedule
     or o.disallow_correct
@@ -146,8 +146,8 @@ def check_combination(config: ConfigDict) -> None:
       not objective.uses_generator
       and (g.kind != base.generator.kind or sampling or o.discriminator_weight_schedule),
       f"objective {o.name} has no generator and one loss: keep the defaults of generator.kind,"
-      " sampling_dropout, temperature, unigram_share, their schedules, disallow_correct and"
-      " discriminator_weight_schedule",
+      " sampling_dropout, temperature, unigram_share, their schedules, keep_mask_share,"
+      " disallow_correct and discriminator_weight_schedule",
     ),
     (
       g.kind not in accepted,
@@ -179,7 +179,8 @@ def check_combination(config: ConfigDict) -> None:
     (
       objective.exact_sampling and sampling,
       f"objective {o.name} needs the exact probabilities of its samples: keep temperature at 1 and"
-      " unigram_share at 0 without schedules, disallow_correct off and sampling_dropout on",
+      " unigram_share at 0 without schedules, keep_mask_share at 0, disallow_correct off and"
+      " sampling_dropout on",
     ),
     (
       not generator.trained and not g.sampling_dropout,

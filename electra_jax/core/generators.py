@@ -70,6 +70,7 @@ class Corruption(NamedTuple):
   sampled: jax.Array  # [B, K] int32, tokens sampled at the masked positions
   ids: jax.Array  # [B, L] int32, the corrupted text
   is_replaced: jax.Array  # [B, L] bool; False where the sample equals the original
+  detected: jax.Array  # [B, L] bool, real tokens but [MASK]: those that a detector classifies
   terms: dict[str, Term]  # the generator's, plus statistics of the replacements
 
 
@@ -309,7 +310,8 @@ def corrupt(
   masked_ids = masking.mask(batch.ids, masked, m, keys.mask_tokens)
   inputs = GeneratorInputs(batch, masked, masked_ids, dropout_seeds)
   output = generate(spec, params, inputs)
-  # Differs from the original: [MASK] is never sampled, so the discriminator never sees it.
+  # Differs from the original: [MASK] is never sampled. Without keep_mask_share the discriminator
+  # never sees it.
   mask_id = jnp.int32(m.mask_id)
   output = output._replace(logits=masking.disallow(output.logits, mask_id))
 
@@ -323,20 +325,26 @@ def corrupt(
   sampled, surprise = masking.sample(logits, m.temperature.at(step), keys.samples)
   if any(m.unigram_share.values):
     sampled, surprise = _mix_unigrams(spec, logits, sampled, masked.labels, keys.samples, step)
-  ids, is_replaced = masking.corrupt(batch.ids, masked, sampled)
-
   hits = (sampled == masked.labels) * masked.weights
+  if m.keep_mask_share:
+    fourth = jax.vmap(jax.random.fold_in, (0, None))(keys.samples, 4)
+    draw = jax.vmap(lambda key: jax.random.uniform(key, sampled.shape[1:]))(fourth)
+    sampled = jnp.where(draw < m.keep_mask_share, mask_id, sampled)
+  ids, is_replaced = masking.corrupt(batch.ids, masked, sampled)
+  detected = batch.padding_mask
+  if m.keep_mask_share:
+    detected &= ids != mask_id
+    is_replaced &= detected
+
   number = masked.weights.sum()
   terms = {
     **output.terms,
     "sampled_accuracy": Term(hits.sum(), number),
     # In nats, of the distribution sampled from: with temperature and the other sampling settings.
     "sample_entropy": Term((surprise * masked.weights).sum(), number),
-    "replaced": Term(
-      (is_replaced & batch.padding_mask).sum().astype(jnp.float32), batch.padding_mask.sum()
-    ),
+    "replaced": Term((is_replaced & detected).sum().astype(jnp.float32), detected.sum()),
   }
-  return Corruption(masked, output, sampled, ids, is_replaced, terms)
+  return Corruption(masked, output, sampled, ids, is_replaced, detected, terms)
 
 
 def _mix_unigrams(spec: PretrainSpec, logits, sampled, labels, keys, step):

@@ -28,6 +28,7 @@ class Masking:
   disallow_correct: bool = False  # never sample the original token
   # fraction of the samples drawn by token frequency, a `Schedule` or a number
   unigram_share: Schedule = Schedule(0.0)
+  keep_mask_share: float = 0.0  # fraction of the samples to leave out: these tokens stay [MASK]
   # [V] bytes, of `core.word_parts` for each token: all tokens of a word are masked or
   # none; b"": each token by itself
   word_parts: bytes = dataclasses.field(default=b"", repr=False)
@@ -44,8 +45,9 @@ class Masking:
         if not fits(value):
           field = f"{name}_schedule" if place else name
           raise ValueError(f"objective.{field} must be {wanted}, got {value}")
-    if not 0 <= self.mask_token_prob <= 1:
-      raise ValueError(f"objective.mask_token_prob must be from 0 to 1, got {self.mask_token_prob}")
+    for name in ("mask_token_prob", "keep_mask_share"):
+      if not 0 <= (rate := getattr(self, name)) <= 1:
+        raise ValueError(f"objective.{name} must be from 0 to 1, got {rate}")
 
   def num_masked(self, length: int, training: bool) -> int:
     """Returns K for the highest mask rate of training, or for the mask rate of evaluation."""

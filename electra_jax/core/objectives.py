@@ -89,8 +89,9 @@ def detect_unigrams(spec: PretrainSpec, params, batch: Batch) -> dict[str, Term]
   The replacements are the same for every run on the data, whatever its generator.
   """
   rates = dataclasses.replace(
-    spec.masking, mask_prob=0.15, temperature=1.0, disallow_correct=False, unigram_share=0.0
-  )
+    spec.masking, mask_prob=0.15, temperature=1.0, disallow_correct=False, unigram_share=0.0,
+    keep_mask_share=0.0,
+  )  # fmt: skip
   noise = dataclasses.replace(spec, generator_kind="unigram", masking=rates)
   keys = jax.vmap(lambda row: jax.random.fold_in(make_key(0), row))(batch.row)
   c = corrupt(noise, params, batch, split_streams(keys, training=False), None)
@@ -155,8 +156,8 @@ def _detect(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> jax.Ar
 
 
 def _rtd_terms(spec: PretrainSpec, scores: jax.Array, inputs: ObjectiveInputs) -> dict[str, Term]:
-  weight, mask = spec.discriminator_weight.at(inputs.step), inputs.batch.padding_mask
-  return detection_terms("rtd", scores, inputs.corruption.is_replaced, mask, weight)
+  c, weight = inputs.corruption, spec.discriminator_weight.at(inputs.step)
+  return detection_terms("rtd", scores, c.is_replaced, c.detected, weight)
 
 
 def electra(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
@@ -174,7 +175,7 @@ def electra_15(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dic
   scores = _detect(spec, params, inputs)
   at_masked = masking.is_masked(c.masked, inputs.batch.ids.shape[1])
   weight = spec.discriminator_weight.at(inputs.step)
-  return detection_terms("rtd", scores, c.is_replaced, at_masked, weight)
+  return detection_terms("rtd", scores, c.is_replaced, at_masked & c.detected, weight)
 
 
 def bert(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:

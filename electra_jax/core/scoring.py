@@ -43,8 +43,12 @@ def implied(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) ->
     ValueError: sampling did not use the generator's probabilities unchanged.
   """
   m = spec.masking
-  if m.temperature.at(step) != 1 or m.unigram_share.at(step) != 0 or m.disallow_correct:
-    raise ValueError("scoring needs a run with temperature 1, unigram_share 0, no disallow_correct")
+  shares = m.unigram_share.at(step), m.keep_mask_share
+  if m.temperature.at(step) != 1 or any(share != 0 for share in shares) or m.disallow_correct:
+    raise ValueError(
+      "scoring needs a run with temperature 1, unigram_share 0, keep_mask_share 0, no"
+      " disallow_correct"
+    )
   log_q = generators.GENERATORS[spec.generator_kind].log_q(spec, params, batch)
   return implied_log_p(_logits(spec, params, batch), log_q, spec.masking.mask_prob.at(step))
 

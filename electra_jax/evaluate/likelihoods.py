@@ -26,6 +26,7 @@ ORIGINAL = {
   "mask_prob": 0.15,
   "temperature": 1.0,
   "unigram_share": 0.0,
+  "keep_mask_share": 0.0,
   "disallow_correct": False,
 }
 

@@ -71,6 +71,7 @@ class Source:
       "objective": config.objective.name,
       "generator_kind": config.generator.kind,
       "disallow_correct": config.objective.disallow_correct,
+      "keep_mask_share": config.objective.keep_mask_share,
       **{name: float(schedules[name].at(card["steps"])) for name in rates},
     }
 
