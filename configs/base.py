@@ -23,8 +23,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
   # fields of model and generator are taken from it
   c.init_from = placeholder(str)
   c.init_step = placeholder(int)  # step of that run's checkpoint; not set: the newest
-  # Also load that run's optimizer state, for another phase with a new sequence length, batch size
-  # or learning rate. Steps count from 0; set another seed, or the run repeats the order of the data
+  # Also load that run's optimizer state, for another phase with a new sequence length, batch size,
+  # learning rate or objective: the moments of the weights that both runs have. Steps count from 0;
+  # set another seed, or the run repeats the order of the data
   c.init_optimizer = False
   c.allow_config_change = ""  # fields (comma-separated) that may differ from the run being resumed
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import long_except
 from test_objectives import fresh
 
-from electra_jax.core import learning_rates, masking, objectives, optimizer
+from electra_jax.core import learning_rates, masking, objectives, optimizer, step
 from electra_jax.core.networks import generator_size
 from electra_jax.core.optimizer import OptimizerConfig
 from electra_jax.core.params import JOINED, named, tree_norm
@@ -140,6 +140,40 @@ def test_adamw_is_optaxs_with_bias_correction():
   assert float(updates["kernel"][0]) == pytest.approx(-0.1, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["electra_adam", "adamw", "muon"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_with_another_runs_moments_the_next_update_is_that_runs(name, apart):
+  """From one optimizer of one network to one or two of two networks."""
+  cfg = OptimizerConfig(name, 0.1, "joined", 0, 1.0, 0.01, 0.9, 0.999, 1e-6, 1e9)
+  both = dataclasses.replace(cfg, separate_optimizers=apart)
+  params = {"discriminator": {"encoder": tree(0)}}
+  more = {"generator": {"encoder": tree(1)}, "discriminator": {**params["discriminator"]}}
+  more["discriminator"]["rtd_head"] = tree(2)
+
+  def groups(params):
+    return {k: jax.tree.map(lambda _, k=k: k, v) for k, v in params.items()}
+
+  tx, other = (
+    optimizer.make_optimizer(c, lambda _: 0.1, groups if c.separate_optimizers else None)
+    for c in (cfg, both)
+  )
+  params, more = jax.tree.map(jnp.float32, (params, more))
+  state = tx.init(params)
+  for t in range(3):
+    _, state = tx.update({"discriminator": {"encoder": tree(t + 3)}}, state, params)
+  taken, modules = step.with_moments(other.init(more), state)
+  assert modules == ["discriminator/encoder"]
+  grads = jax.tree.map(jnp.float32, {"encoder": tree(7)})
+  expected, _ = tx.update({"discriminator": grads}, state, params)
+  new = {"generator": {"encoder": tree(8)}, "discriminator": {**grads, "rtd_head": tree(9)}}
+  found, _ = other.update(jax.tree.map(jnp.float32, new), taken, more)
+  # The same operations, in another program.
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8),
+    found["discriminator"]["encoder"], expected["discriminator"]["encoder"],
+  )  # fmt: skip
+
+
 def two_networks(cfg, weight):
   """One update of a generator and a discriminator whose gradient is `weight` times larger."""
   params = {"generator": {"w": jnp.ones(3)}, "discriminator": {"w": jnp.ones(3)}}
@@ -263,8 +297,8 @@ def test_muons_first_update_is_each_matrix_orthogonalized_by_itself():
 
 def test_wsd_does_not_depend_on_the_steps_before_its_decay():
   short, long = (learning_rates.wsd_schedule(2.0, 5, steps, 20) for steps in (60, 100))
-  for step in range(40):
-    assert short(step) == long(step)
+  for t in range(40):
+    assert short(t) == long(t)
   # 1 - sqrt: a quarter of the way down after a sixteenth of the decay.
   assert float(short(40 + 20 / 16)) == pytest.approx(2.0 * 0.75)
   assert float(short(60)) == float(long(100)) == 0

@@ -110,6 +110,36 @@ def test_decays_branch_from_one_run_at_another_length(straight, tiny_shards, tmp
     assert found[0] == pytest.approx(peak * (1 - np.sqrt(2 / steps)), rel=1e-6)
 
 
+@pytest.mark.long
+def test_detection_after_masked_lm_takes_the_moments_of_what_both_have(
+  straight, tiny_shards, tmp_path, capsys
+):
+  """Of the main network and its words; the generator and the detection head start anew."""
+  before = state_at(straight, 8, decaying(make_tiny_config(tiny_shards)))
+  config = make_tiny_config(tiny_shards)
+  config.objective.name, config.objective.keep_mask_share = "electra_mlm", 0.5
+  config.init_from, config.init_step, config.init_optimizer = str(straight), 8, True
+  config.train.steps, config.optimizer.warmup_steps, config.seed = 4, 0, 1
+  config.optimizer.learning_rate = 1e-30  # leaves weights as they are
+  assert train.train(config, tmp_path / "phase").step == 4
+  output = capsys.readouterr().out
+  assert "newly initialised: discriminator/rtd_head, generator/" in output
+  goes_on = "goes on for discriminator/encoder, discriminator/mlm_head, embeddings/"
+  assert f"the optimizer of {straight}, step 8, {goes_on}" in output
+  after = state_at(tmp_path / "phase", 4, config)
+  (count,) = (
+    int(x) for path, x in optax.tree.get_all_with_path(after.opt_state, "count")
+    if path[-1].tuple_name == "ScaleByAdamState"
+  )  # fmt: skip
+  assert count == 12
+  # v = b2 v + (1 - b2) g^2: of the old moments b2^4 is left, and more is added.
+  old, new = (optax.tree.get(s.opt_state, "nu") for s in (before, after))
+  for part in ("embeddings", "discriminator"):
+    for name in old[part]:
+      for a, b in zip(*map(jax.tree.leaves, (old[part][name], new[part][name])), strict=True):
+        assert (b >= config.optimizer.b2**4 * a * (1 - 1e-6)).all() and a.any(), (part, name)
+
+
 def test_a_phase_that_cannot_continue_a_run_is_refused(straight, tiny_config, tmp_path):
   config = decaying(tiny_config)
   config.init_from, config.init_step, config.init_optimizer = str(straight), 8, True
@@ -223,7 +253,6 @@ def test_a_frozen_generator_of_any_source_is_not_needed_after_the_start(tiny_sha
     train.train(config, tmp_path / "none")
 
 
-@pytest.mark.long
 def test_a_phase_takes_the_frozen_generator_that_it_names(straight, tiny_config, tmp_path, capsys):
   """Not the generator of the run whose optimizer it continues; a run that resumes keeps its own."""
   earlier, phase = tmp_path / "earlier", tmp_path / "phase"

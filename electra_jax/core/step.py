@@ -4,6 +4,7 @@ Each runs on a device's shard of the batch and combines results by `psum` over A
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,47 @@ def restarted(state: TrainState) -> TrainState:
     is_leaf=is_schedule,
   )
   return state.replace(step=jnp.zeros_like(state.step), opt_state=opt_state)
+
+
+def with_moments(opt_state, other) -> tuple[Any, list[str]]:
+  """Returns an optimizer state with `other`'s moments of weights of the same path and shape.
+
+  `other` may be of other networks, or of another number of optimizers. An optimizer that takes a
+  moment takes its count too. Also returns the modules of these weights, e.g.
+  "discriminator/encoder".
+  """
+
+  def has_moments(node) -> bool:
+    return hasattr(node, "mu")
+
+  def moments(node) -> dict[tuple, jax.Array]:
+    found = ((name, getattr(node, name)) for name in node._fields if name != "count")
+    trees = ((name, tree) for name, tree in found if isinstance(tree, dict))
+    return {
+      (name, *path): x
+      for name, tree in trees
+      for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+  known, modules = {}, {}
+  for node in filter(has_moments, jax.tree.leaves(other, is_leaf=has_moments)):
+    known |= {path: (x, node.count) for path, x in moments(node).items()}
+
+  def merged(node):
+    if not has_moments(node):
+      return node
+    mine = moments(node)
+    taken = {k: known[k] for k in mine if k in known and known[k][0].shape == mine[k].shape}
+    modules.update(dict.fromkeys("/".join(key.key for key in path[1:3]) for path in taken))
+    fields = {}
+    for name in {path[0] for path in taken}:
+      fields[name] = jax.tree_util.tree_map_with_path(
+        lambda path, x, name=name: taken.get((name, *path), (x,))[0], getattr(node, name)
+      )
+    counts = [count for _, count in taken.values()]
+    return node._replace(**fields, count=counts[0]) if counts else node
+
+  return jax.tree.map(merged, opt_state, is_leaf=has_moments), list(modules)
 
 
 def row_keys(seed: int, step: jax.Array, row: jax.Array) -> jax.Array:

@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+from ml_collections import ConfigDict
 from rich.console import Console
 
 from electra_jax.config import specs
 from electra_jax.core import objectives, params
-from electra_jax.core.step import restarted
+from electra_jax.core.networks import PretrainSpec
+from electra_jax.core.step import restarted, with_moments
 from electra_jax.core.transformer_config import TransformerConfig, differences
 from electra_jax.data import tokenizer
 from electra_jax.data.tokenizer import Tokenizer
@@ -74,17 +76,48 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: W
   init, sharding = run.config.init_from, run.fns.sharding
   origin = processes.run_on_all(lambda: bucket.local(init, run.config.init_step))
   processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
-  shapes = sharding.shapes()
-  state, first = restore_from(origin, shapes, run.config.init_step, processes.run_on_all)
-  processes.assert_same({"init_step": str(first)})
-  console.print(f"starting from the parameters and the optimizer of {init}, step {first:,}")
-  _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, warn)
   saved = read_run_config(origin)
+  if other := _other_train_fns(run, specs.saved_config(saved), sources.run_spec(origin, tokens)):
+    weights = _initial_weights(run, tokens, console, warn)
+    state = sharding.to_global(run.fns.init_state(weights))
+    shapes = other.sharding.shapes()
+  else:
+    shapes = sharding.shapes()
+  found, first = restore_from(origin, shapes, run.config.init_step, processes.run_on_all)
+  processes.assert_same({"init_step": str(first)})
+  if other:
+    moments, modules = with_moments(state.opt_state, found.opt_state)
+    state = state.replace(opt_state=moments)
+    console.print(f"the optimizer of {init}, step {first:,}, goes on for {', '.join(modules)}")
+  else:
+    state = found
+    console.print(f"starting from the parameters and the optimizer of {init}, step {first:,}")
+    _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, warn)
   same_data = saved["data"].get("manifest") == run.shards.digest
   if same_data and saved["seed"] == run.config.seed:
     warn([f"seed={run.config.seed} as in {init}: it reads the same data again"])
   state = restarted(sharding.to_local(state))
   return state.replace(params=_with_frozen_generator(run, state.params, tokens, console))
+
+
+def _other_train_fns(run: Run, config: ConfigDict, spec: PretrainSpec):
+  """Returns a run's programs if its networks or number of optimizers are not those of `run`.
+
+  Returns None if they are, or if the optimizer has another name, so that no moment fits.
+  """
+  mine, theirs = (objectives.param_shapes(x) for x in (run.spec, spec))
+  names = ("name", "separate_optimizers")
+  (name, apart), (other, others_apart) = (
+    [x.optimizer[k] for k in names] for x in (run.config, config)
+  )
+  if name != other or (mine == theirs and apart == others_apart):
+    return None
+  return _train_fns(config, spec)
+
+
+def _train_fns(config: ConfigDict, spec: PretrainSpec):
+  made = specs.make_optimizer_config(config)
+  return make_train_fns(spec, made, config.train.steps, config.seed, config.train.accumulation)
 
 
 @jax_flags.pinned()
@@ -95,9 +128,9 @@ def read_initial(workdir: str | Path, tokens: Tokenizer) -> sources.RunParams:
   on the same kind of device.
   """
   config = specs.saved_config(read_run_config(workdir))
-  spec, made = sources.run_spec(workdir, tokens), specs.make_optimizer_config(config)
-  fns = make_train_fns(spec, made, config.train.steps, config.seed, config.train.accumulation)
-  run = SimpleNamespace(config=config, spec=spec, fns=fns)  # the fields of `Run` that are used
+  spec = sources.run_spec(workdir, tokens)
+  # The fields of `Run` that are used.
+  run = SimpleNamespace(config=config, spec=spec, fns=_train_fns(config, spec))
   weights = _initial_weights(run, tokens, Console(quiet=True), lambda warnings: None)
   return sources.RunParams(spec, weights, 0)
 
