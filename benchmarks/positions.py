@@ -2,7 +2,7 @@
 
   electra-jax experiment benchmarks/positions.py:DATA --out=DIR
       --rows=benchmarks/results/positions_rows.jsonl [--at-once=2]
-  python benchmarks/positions.py [--rows FILE] [--write]      # effects and picture
+  python benchmarks/positions.py [--rows FILE]      # the effects
 
 Data:     DATA has text.txt to pretrain on, chunk/train.txt and chunk/test.txt of CoNLL-2000,
           ner/train.txt and ner/test.txt of WNUT-17, and pairs.jsonl of BLiMP.
@@ -31,8 +31,7 @@ from evidence import CHUNKING, FINETUNING, cut_chunking
 from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs, Task, number
 
 HERE = Path(__file__).resolve().parent
-ROWS, PAGE = HERE / "results" / "positions_rows.jsonl", HERE / "results" / "positions.md"
-PICTURE = machine.ROOT / "docs" / "positions.png"
+ROWS = HERE / "results" / "positions_rows.jsonl"
 BUDGETS, RATES = (5e12, 2e13), (3.2e-3, 6.4e-3, 1.28e-2)
 POSITIONS = {
   "rope": {"model.positions": "rope"},
@@ -65,29 +64,32 @@ FACTORS = {
 }
 
 
+def tasks_of(data: Path) -> dict[str, Task]:
+  """Returns chunking at each size, of which the largest also has choices, and named entities."""
+  cut_chunking(data / "chunk")
+  tasks = {}
+  for size, epochs in SIZES.items():
+    last = size == max(SIZES)
+    own = {"data.train_examples": size, "train.epochs": epochs}
+    own |= {"data.dev": data / "chunk" / ("choices.txt" if last else "test.txt")}
+    own |= {"data.test": data / "chunk" / "test.txt"} if last else {}
+    tasks[f"chunk_{size}"] = Task(
+      "finetune/tagging:chunk",
+      {"data.train": data / "chunk" / "fitting.txt"} | FINETUNING | CHUNKING | own,
+      splits={"chunk_choices": "dev", f"chunk_{size}": "test"} if last else {},
+      seeds=3 if size == 100 else 1,
+    )
+  entities = {
+    f"data.{k}": data / "ner" / f"{v}.txt" for k, v in (("train", "train"), ("dev", "test"))
+  }
+  own = {"train.epochs": 5.0}
+  tasks["ner"] = Task("finetune/tagging:ner", entities | FINETUNING | CHUNKING | own)
+  return tasks
+
+
 def get_experiment(arg: str = "data") -> Experiment:
   """Returns the experiment; `arg` is the folder of the data."""
   data = Path(arg)
-  cut_chunking(data / "chunk")
-  chunk = data / "chunk"
-  chunking = {"data.train": chunk / "fitting.txt", "data.dev": chunk / "test.txt"}
-  tasks = {
-    f"chunk_{size}": Task(
-      "finetune/tagging:chunk",
-      chunking | FINETUNING | CHUNKING | {"data.train_examples": size, "train.epochs": epochs},
-      seeds=3 if size == 100 else 1,
-    )
-    for size, epochs in SIZES.items()
-  }
-  whole = dict(tasks[f"chunk_{max(SIZES)}"].fields)
-  whole |= {"data.dev": chunk / "choices.txt", "data.test": chunk / "test.txt"}
-  tasks[f"chunk_{max(SIZES)}"] = Task(
-    "finetune/tagging:chunk", whole, splits={"chunk_choices": "dev", f"chunk_{max(SIZES)}": "test"}
-  )
-  entities = {"data.train": data / "ner" / "train.txt", "data.dev": data / "ner" / "test.txt"}
-  tasks["ner"] = Task(
-    "finetune/tagging:ner", entities | FINETUNING | CHUNKING | {"train.epochs": 5.0}
-  )
   return Experiment(
     arms={
       f"{positions}-{objective}": Arm(config, fields, RATES)
@@ -100,12 +102,47 @@ def get_experiment(arg: str = "data") -> Experiment:
     choose="chunk_choices",
     heldout=("mlm_loss", "rtd_auc", "unigram_auc"),
     pairs=Pairs(str(data / "pairs.jsonl"), 6_700),
-    tasks=tasks,
+    tasks=tasks_of(data),
   )
 
 
 def measured(row: Mapping) -> dict[str, float]:
   """Returns a row's measures; chunking's is the mean over the training sizes."""
   sizes = [number(row[f"chunk_{size}"]) for size in SIZES]
-  pairs = next(row[name] for name in row if name.startswith("pairs"))
-  return {"chunk": statistics.fmean(sizes), "ner": number(row["ner"]), "pairs": pairs}
+  return {"chunk": statistics.fmean(sizes), "ner": number(row["ner"]), "pairs": row["pairs"]}
+
+
+def effects(rows: Sequence[Mapping]) -> list[str]:
+  """Returns a markdown table of each factor's effect ± its standard error over paired seeds."""
+  lines = [f"| effect | FLOPs | seeds | {' | '.join(SHOWN.values())} |", "|---" * 6 + "|"]
+  found = {(row["arm"], row["budget"], row["seed"]): measured(row) for row in rows}
+  for factor, comparisons in FACTORS.items():
+    for budget in BUDGETS:
+      needed = [arm for both in comparisons for arm in both]
+      seeds = [
+        s for s in sorted({s for _, _, s in found}) if all((a, budget, s) in found for a in needed)
+      ]
+      cells = []
+      for name in SHOWN if seeds else ():
+        each = [
+          statistics.fmean(
+            found[a, budget, s][name] - found[b, budget, s][name] for a, b in comparisons
+          )
+          for s in seeds
+        ]
+        error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else float("nan")
+        cells.append(f"{statistics.fmean(each):+.2f} ± {error:.2f}")
+      if cells:
+        lines.append(f"| {factor} | {budget:.0e} | {len(seeds)} | {' | '.join(cells)} |")
+  return lines
+
+
+def main(rows: Path = ROWS) -> None:
+  """
+  --rows  the rows of the experiment
+  """
+  print("\n".join(effects(plan.reported(get_experiment(), jobs.Rows(rows).read()))))
+
+
+if __name__ == "__main__":
+  machine.start(main)

@@ -362,6 +362,7 @@ def test_an_arm_with_a_comma_in_its_name_can_be_chosen(tmp_path, monkeypatch):
   [
     ("detect=", 'pairs="absent.jsonl", detect=', r"absent\.jsonl: no such file"),
     ("detect={data!r}", 'detect="absent"', "absent: no such file"),
+    ('"gaps.jsonl"', '"absent.jsonl"', r"absent\.jsonl: no such file"),
     ("detect=", 'probe=("absent.txt", "mine.py"), detect=', r"absent\.txt: no such file"),
     (
       "detect=",
@@ -377,6 +378,7 @@ def test_what_is_missing_is_said_before_anything_is_trained(
   monkeypatch.chdir(tmp_path)
   text = TINY.replace(old, new).format(data="data")
   Path("mine.py").write_text(text, encoding="utf-8")
+  Path("gaps.jsonl").touch()
   with pytest.raises(ValueError, match=message):
     cli.call("experiment", ["mine.py", "--out=out"])
   assert not list(Path("out").iterdir())

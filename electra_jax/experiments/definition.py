@@ -189,9 +189,13 @@ class Experiment:
     return budget.seeds or self.arms[arm].seeds or self.seeds
 
   def configuration(self, name: str) -> ConfigDict:
-    """Returns the configuration of an arm, with the experiment's and the arm's fields."""
+    """Returns the configuration of an arm, with the experiment's and the arm's fields.
+
+    Fields that will name the run of `Arm.after` are "RUN".
+    """
     arm = self.arms[self.arms[name].untrained or name]
-    return load_config(arm.config, {**self.fields, **arm.fields})
+    start = dict.fromkeys(arm.start_fields if arm.after else (), "RUN")
+    return load_config(arm.config, {**self.fields, **arm.fields, **start})
 
 
 def number(value: float | Sequence[float]) -> float:

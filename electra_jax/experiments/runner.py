@@ -14,6 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from electra_jax.config import validate
 from electra_jax.config.fields import load_config
 from electra_jax.core.objectives import OBJECTIVES
 from electra_jax.cost import tables
@@ -25,6 +26,7 @@ from electra_jax.monitor.metrics import read_history
 from electra_jax.runtime.storage import is_remote
 
 ROWS = "rows.jsonl"
+OTHER_SEEDS = 1_000  # above those of runs from the start
 
 
 class DivergedError(Exception):
@@ -78,7 +80,7 @@ class Runner:
     e = self.experiment
     configs = {name: e.configuration(name) for name in e.needed(only)}
     for config in configs.values():
-      tables.step_costs(config)
+      validate.check(config)
     shards = {config.data.dir for config in configs.values()}  # may be built later
     files = [e.pairs and e.pairs.file, e.cloze and e.cloze[0], *(e.probe or ())]
     files.append(e.detect not in shards and e.detect)
@@ -207,10 +209,12 @@ class Runner:
   def _rate(self, arm: str, at: int) -> float | None:
     return Plan(self.experiment, self.rows.read(), [arm]).rate(arm, at)
 
-  def _fields(self, place: Place) -> dict[str, Any]:
-    """Returns the fields of a run, including the steps or minutes of its budget."""
+  def _fields(self, place: Place, start: dict[str, str]) -> dict[str, Any]:
+    """Returns the fields of a run, with those of `start` and the steps or minutes of its budget."""
     e, arm = self.experiment, self.experiment.arms[place.arm]
-    fields = {**e.fields, **arm.fields, "seed": place.seed}
+    # Another seed, so that a run after another does not read the same data again.
+    seed = place.seed + (OTHER_SEEDS if arm.after else 0)
+    fields = {**e.fields, **arm.fields, **start, "seed": seed}
     if e.unit == "minutes":
       return fields | {"train.minutes": place.budget}
     rate = place.rate or e.configuration(place.arm).optimizer.learning_rate
@@ -227,22 +231,24 @@ class Runner:
       rate = place.rate if arm.same_rate else self._rate(arm.after, at)
       first = Place(arm.after, place.budget * arm.share, place.seed, rate)
       folder, before = self._spent(first, first.name, {})
-      start = dict.fromkeys(arm.start_fields, folder)
+      start = dict.fromkeys(arm.start_fields, str(folder))
       place = place._replace(budget=place.budget * (1 - arm.share))
     folder, flops = self._spent(place, name, start)
     return folder, before + flops
 
-  def _spent(self, place: Place, name: str, start: dict) -> tuple[Path, float]:
+  def _spent(self, place: Place, name: str, start: dict[str, str]) -> tuple[Path, float]:
     """Trains only the run of a place; returns the workdir and the matmul FLOPs."""
     e, arm = self.experiment, self.experiment.arms[place.arm]
     timed = e.unit == "minutes"
     try:
-      folder = jobs.train(self.out, name, arm.config, self._fields(place) | start, timed=timed)
+      folder = jobs.train(self.out, name, arm.config, self._fields(place, start), timed=timed)
     except SystemExit:
       if journal.diverged(journal.read(self.out / "runs" / name)):
         raise DivergedError from None
       raise
-    step = sum(tables.step_costs(e.configuration(place.arm))[1].values())
+    config = e.configuration(place.arm)
+    config.update_from_flattened_dict(start)
+    step = sum(tables.step_costs(config)[1].values())
     return folder, step * jobs.heldout(folder)[-1]["step"]
 
 

@@ -1,0 +1,81 @@
+"""Bets against `bert` at equal FLOPs: detection in the decay, whole words, falling mask rates.
+
+  electra-jax experiment benchmarks/bets.py:DATA --out=DIR --only=ARM[,ARM...]
+      --rows=benchmarks/results/bets_rows.jsonl [--at-once=2]
+
+Data:     DATA as for benchmarks/positions.py, and cloze.jsonl of benchmarks/cloze.py.
+Hardware: two CPU cores, half an hour for an arm of three seeds at 2e13.
+
+Questions, each against its control, seed by seed, with generator and heads in the FLOPs:
+1. `decay-detect`: does detection in the decay alone, with half of the chosen tokens left as [MASK],
+   beat the masked LM's own decay (`decay-bert`) from the same trunk? Its generator is the trunk
+   itself, frozen. `decay-share0` keeps no [MASK], `decay-weight0` does not detect: if either does
+   as well, detection or [MASK] is not what helps.
+2. `NAME-words`: do whole words help `bert` and `electra_mlm`?
+3. `NAME-rates`: does a mask rate that falls from 0.4 to 0.15 help them?
+Rule, decided before the rows: an arm counts if the mean of its paired differences from its control,
+in the mean of the measures that LOG.md declares before the rows, is beyond two standard errors over
+three seeds at two budgets.
+"""
+
+from pathlib import Path
+
+from positions import BODY, tasks_of
+
+from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs
+
+BUDGETS, RATES = (2e13, 8e13), (3.2e-3, 6.4e-3)
+CONFIGS = {"bert": "bert:quickstart", "electra_mlm": "electra_mlm:quickstart"}
+TRUNK = 0.75  # of the FLOPs
+# Constant after the warm-up; then a decay over all steps of another run.
+CONSTANT = {"optimizer.schedule": "wsd"}
+DECAY = {
+  **CONSTANT,
+  "optimizer.decay_frac": 0.999,
+  "optimizer.warmup_steps": 0,
+  "init_optimizer": True,
+}
+DETECT = {
+  "objective.keep_mask_share": 0.5,
+  "generator.kind": "frozen",
+  "generator.tie": "none",
+  "optimizer.separate_optimizers": False,
+  "optimizer.generator_learning_rate": None,
+}
+FALLING = {"objective.mask_prob": 0.15, "objective.mask_prob_schedule": "0%=0.4,100%=0.15"}
+
+
+def get_experiment(arg: str = "data") -> Experiment:
+  """Returns the experiment; `arg` is the folder of the data."""
+  data = Path(arg)
+  arms = {name: Arm(config, rates=RATES) for name, config in CONFIGS.items()}
+  arms["trunk"] = Arm(CONFIGS["bert"], CONSTANT, rate_of="bert")
+
+  def branch(config: str, fields: dict, *start: str) -> Arm:
+    return Arm(
+      config, DECAY | fields, rate_of="bert", after="trunk", share=TRUNK,
+      start_fields=("init_from", *start),
+    )  # fmt: skip
+
+  arms["decay-bert"] = branch(CONFIGS["bert"], {})
+  for name, own in (
+    ("detect", {}),
+    ("share0", {"objective.keep_mask_share": 0.0}),
+    ("weight0", {"objective.discriminator_weight": 0.0}),
+  ):
+    fields = DETECT | own
+    arms[f"decay-{name}"] = branch(CONFIGS["electra_mlm"], fields, "generator.init_from")
+  for name, config in CONFIGS.items():
+    arms[f"{name}-words"] = Arm(config, {"objective.whole_words": True}, rate_of=name)
+    arms[f"{name}-rates"] = Arm(config, FALLING, rate_of=name)
+  return Experiment(
+    arms=arms,
+    budgets=(BUDGETS[0], Budget(BUDGETS[1], factors=(1.0,))),
+    control="bert",
+    fields=BODY | {"data.dir": str(data / "shards"), "data.sources": f"text:{data / 'text.txt'}"},
+    choose="chunk_choices",
+    heldout=("mlm_loss", "replace_mlm_loss", "rtd_auc", "unigram_auc"),
+    pairs=Pairs(str(data / "pairs.jsonl"), 6_700),
+    cloze=(str(data / "cloze.jsonl"), 6_000),
+    tasks=tasks_of(data),
+  )
