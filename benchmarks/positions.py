@@ -22,12 +22,13 @@ paired seeds and has the same sign at both budgets.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import machine
 from evidence import CHUNKING, FINETUNING, cut_chunking
 
+from electra_jax.experiments import jobs, plan
 from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs, Task, number
 
 HERE = Path(__file__).resolve().parent
