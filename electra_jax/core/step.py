@@ -60,11 +60,11 @@ def with_moments(opt_state, other) -> tuple[Any, list[str]]:
     return hasattr(node, "mu")
 
   def moments(node) -> dict[tuple, jax.Array]:
-    found = ((name, getattr(node, name)) for name in node._fields if name != "count")
-    trees = ((name, tree) for name, tree in found if isinstance(tree, dict))
+    """Returns {(name of the moment, key, key, ...): array}."""
+    trees = {k: tree for k, tree in node._asdict().items() if isinstance(tree, dict)}
     return {
       (name, *path): x
-      for name, tree in trees
+      for name, tree in trees.items()
       for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]
     }
 
@@ -78,11 +78,12 @@ def with_moments(opt_state, other) -> tuple[Any, list[str]]:
     mine = moments(node)
     taken = {k: known[k] for k in mine if k in known and known[k][0].shape == mine[k].shape}
     modules.update(dict.fromkeys("/".join(key.key for key in path[1:3]) for path in taken))
-    fields = {}
-    for name in {path[0] for path in taken}:
-      fields[name] = jax.tree_util.tree_map_with_path(
+    fields = {
+      name: jax.tree_util.tree_map_with_path(
         lambda path, x, name=name: taken.get((name, *path), (x,))[0], getattr(node, name)
       )
+      for name in {path[0] for path in taken}
+    }
     counts = [count for _, count in taken.values()]
     return node._replace(**fields, count=counts[0]) if counts else node
 

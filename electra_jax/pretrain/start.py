@@ -77,25 +77,20 @@ def _continue_another_run(run: Run, tokens: Tokenizer, console: Console, warn: W
   origin = processes.run_on_all(lambda: bucket.local(init, run.config.init_step))
   processes.run_on_all(lambda: sources.check_run_vocab(origin, tokens))
   saved = read_run_config(origin)
-  if other := _other_train_fns(run, specs.saved_config(saved), sources.run_spec(origin, tokens)):
-    weights = _initial_weights(run, tokens, console, warn)
-    state = sharding.to_global(run.fns.init_state(weights))
-    shapes = other.sharding.shapes()
-  else:
-    shapes = sharding.shapes()
-  found, first = restore_from(origin, shapes, run.config.init_step, processes.run_on_all)
+  other = _other_train_fns(run, specs.saved_config(saved), sources.run_spec(origin, tokens))
+  shapes = (other or run.fns).sharding.shapes()
+  state, first = restore_from(origin, shapes, run.config.init_step, processes.run_on_all)
   processes.assert_same({"init_step": str(first)})
-  if other:
-    moments, modules = with_moments(state.opt_state, found.opt_state)
-    state = state.replace(opt_state=moments)
-    console.print(f"the optimizer of {init}, step {first:,}, goes on for {', '.join(modules)}")
-  else:
-    state = found
-    console.print(f"starting from the parameters and the optimizer of {init}, step {first:,}")
-    _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, warn)
   same_data = saved["data"].get("manifest") == run.shards.digest
   if same_data and saved["seed"] == run.config.seed:
     warn([f"seed={run.config.seed} as in {init}: it reads the same data again"])
+  if other:
+    own = sharding.to_global(run.fns.init_state(_initial_weights(run, tokens, console, warn)))
+    moments, modules = with_moments(own.opt_state, state.opt_state)
+    console.print(f"the optimizer of {init}, step {first:,}, goes on for {', '.join(modules)}")
+    return restarted(sharding.to_local(own.replace(opt_state=moments)))
+  console.print(f"starting from the parameters and the optimizer of {init}, step {first:,}")
+  _warn_of_differences(run, specs.read_spec(origin, run.shards.vocab).discriminator, warn)
   state = restarted(sharding.to_local(state))
   return state.replace(params=_with_frozen_generator(run, state.params, tokens, console))
 
