@@ -4,6 +4,7 @@ import importlib
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from electra_jax.commands import cli
@@ -68,3 +69,22 @@ def test_committed_rows_are_those_of_their_experiment(name, arms):
   shown = plan.reported(e, rows)
   assert {row["arm"] for row in shown} == set(e.arms) and len(e.arms) == arms
   assert len(shown) + sum("search" in row for row in rows) == len(rows)
+
+
+def test_the_signal_is_the_spread_of_arms_without_the_noise_of_seeds():
+  signal = runpy.run_path(str(BENCHMARKS / "signal_noise.py"))
+  rng = np.random.default_rng(0)
+  arms = rng.normal(70, 2.0, (3000, 1)) + rng.normal(0, 1.5, (3000, 3))
+  between, within = signal["signal"](arms.tolist())
+  # Four standard errors of a standard deviation of 3,000 and of 6,000 degrees of freedom.
+  assert between == pytest.approx(2.0, abs=4 * 2.2 / 6000**0.5)
+  assert within == pytest.approx(1.5, abs=4 * 1.5 / 12000**0.5)
+  rows = [
+    {"arm": str(i), "budget": 1.0, "seed": s, "rate": 1.0, "score": x}
+    for i, own in enumerate(arms[:50])
+    for s, x in enumerate(own.tolist())
+  ]
+  other = {"arm": "0", "budget": 1.0, "seed": 0, "rate": 2.0, "score": 1e9}  # of a search
+  (line,) = signal["table"]([other, *rows])[2:]
+  between, within = signal["signal"](arms[:50].tolist())
+  assert line == (f"| score | 1e+00 | 50 | {between:.2f} | {within:.2f} | {between / within:.1f} |")
