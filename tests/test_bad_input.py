@@ -192,7 +192,7 @@ ROWS = [
   ("score --checkpoint=run --nbest --weight=nan", 2, "--weight: must be finite, got 'nan'"),
   ("score --checkpoint=run --nbest --weight=-inf", 2, "--weight: must be finite, got '-inf'"),
   (f"{TRAIN} --config.eval.pairs=nothing.jsonl", 1, "nothing.jsonl"),
-  ("evaluate", 2, "required: pairs|detect|probe"),
+  ("evaluate", 2, "required: pairs|cloze|detect|probe"),
   ("evaluate pairs --model=run --data=nothing.jsonl", 1, "nothing.jsonl"),
   ("evaluate pairs --model=run --data=own/dev.tsv", 1, "own/dev.tsv:1 has no column"),
   ("evaluate pairs --model=run --data=own/empty.jsonl", 1, "own/empty.jsonl: the file is empty"),
