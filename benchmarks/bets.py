@@ -4,7 +4,7 @@
       --rows=benchmarks/results/bets_rows.jsonl [--at-once=2]
 
 Data:     DATA as for benchmarks/positions.py, and cloze.jsonl of benchmarks/cloze.py.
-Hardware: two CPU cores, half an hour for an arm of three seeds at 2e13.
+Hardware: two CPU cores; at 2e13 a run and its measures take about a quarter of an hour on one.
 
 Questions, each against its control, seed by seed, with generator and heads in the FLOPs:
 1. `decay-detect`: does detection in the decay alone, with half of the chosen tokens left as [MASK],
