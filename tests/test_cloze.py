@@ -9,10 +9,13 @@ from rich.console import Console
 
 import electra_jax
 from electra_jax.commands import cli
-from electra_jax.evaluate import cloze, measures
+from electra_jax.core import scoring
+from electra_jax.core.batch import from_rows
+from electra_jax.evaluate import cloze, measures, scorers
 from electra_jax.evaluate.cloze import Cloze
 from electra_jax.export import writer
 from electra_jax.interop import sources
+from electra_jax.runtime import parallel
 
 GAPS = [
   Cloze("a b ", " d e", ["c", "a", "e", "h"]),
@@ -62,6 +65,27 @@ def test_a_detector_ranks_as_it_suspects_each_word_in_its_place(straight, file, 
   assert content["scorer"] == "rtd" and content["ranks"] == expected
   printed = capsys.readouterr().out
   assert "rtd: the text's word ranks first of 4 in" in printed and "of 3 gaps" in printed
+
+
+def test_a_causal_language_model_ranks_by_the_likelihood_of_the_whole_text(straight):
+  source = sources.open_source(straight)
+  network = source.networks["generator"]
+  weights = {**network.weights, "clm_head": network.weights["mlm_head"]}
+  scorer = scorers.SentenceScorer("clm", network.cfg, source.tokenizer)
+  texts = [[gap.left + word + gap.right for word in gap.words] for gap in GAPS]
+  scores = scorer(weights, [text for four in texts for text in four]).reshape(3, 4)
+  found = cloze.ranks("clm", network.cfg, weights, source.tokenizer, GAPS)
+  assert found.tolist() == list(map(rank, scores))
+
+  # A text's score is the sum of its tokens', none of which reads those to its right.
+  begun = scorer(weights, ["a b c", "a b c d", "a b c e"])
+  ids = source.tokenizer.encode_batch(["a b c d", "a b c e"])
+  vocab = source.tokenizer.vocab
+  batch = from_rows([[vocab.cls, *x, vocab.sep] for x in ids], (2, 8), vocab.pad)
+  with parallel.full_precision():
+    each = np.asarray(scoring.next_token(network.cfg, weights, batch))[:, 1:5]
+  np.testing.assert_allclose(each[:, :3].sum(1), begun[:1].repeat(2), rtol=1e-5)
+  np.testing.assert_allclose(each.sum(1), begun[1:], rtol=1e-5)
 
 
 def test_equal_scores_are_ranked_above_the_texts_own_word(straight):

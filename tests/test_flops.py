@@ -87,6 +87,7 @@ CASES = [
   ("electric", "two_tower", {}),
   ("adversarial", "transformer", {}),
   ("all_tokens_mlm", "transformer", {}),
+  ("clm", "transformer", {}),
 ]
 
 

@@ -196,6 +196,23 @@ def test_a_shared_encoder_brings_the_masked_language_models_head_to_the_generato
     assert jax.tree.all(same), theirs
 
 
+@pytest.mark.parametrize("objective", ["bert", "electra_mlm"])
+def test_a_causal_language_model_starts_another_objective_with_its_head(objective):
+  small = {} if objective == "bert" else {"generator": generator_size(D, 0.5, 1.0)}
+  first, second = (
+    dataclasses.replace(SPEC, objective=x, **changes)
+    for x, changes in (("clm", {}), (objective, small))
+  )
+  other, mine = jax.tree.map(lambda x: x + 1.0, fresh(first)), fresh(second)
+  found, _, new, unused = params.inherit(mine, params.match_roles(mine, other))
+  new = [name for name in new if not name.startswith("generator/")]
+  assert new == (["discriminator/rtd_head"] if objective == "electra_mlm" else []) and not unused
+  same = jax.tree.map(
+    np.array_equal, found["discriminator"]["mlm_head"], other["discriminator"]["clm_head"]
+  )
+  assert jax.tree.all(same)
+
+
 @pytest.mark.parametrize("tie", ["none", "tokens", "embeddings"])
 @pytest.mark.parametrize("has", [False, True])
 @pytest.mark.parametrize("alone", [False, True])

@@ -132,6 +132,32 @@ def test_replace_mlm_predicts_originals_from_the_corrupted_text():
 
 
 @pytest.mark.slow
+def test_clm_predicts_each_token_from_those_to_its_left():
+  spec, weights = make("clm")
+  batch = make_batch()
+  cfg, network = spec.discriminator, networks.weights_of(spec, weights, "discriminator")
+  causal = dataclasses.replace(cfg, direction="ltr")
+  states = networks.encode(causal, network, batch.ids, batch, None)
+  z = networks.vocabulary_logits(cfg, network, states, "clm_head")
+  z = np.exp(np.asarray(z, np.float64))
+  p = z / z.sum(-1, keepdims=True)
+  expected = nll_of(p[:, :-1], batch.ids[:, 1:])
+  counted = np.asarray(masking.maskable(batch, RATES))
+  assert counted.sum() == batch.padding_mask.sum() - 4  # all but [CLS]
+  terms = evaluate(spec, weights, batch)
+  assert_sum(terms["clm_loss"], expected[counted[:, 1:]])
+
+  scores = jax.jit(functools.partial(objectives.token_scores, spec), static_argnums=2)
+  before = np.asarray(scores(weights, batch, None))
+  np.testing.assert_allclose(before[:, 1:], np.where(counted[:, 1:], -expected, 0.0), rtol=1e-5)
+  ids = np.where(np.arange(16) == 4, 5 + (batch.ids + 7) % 50, batch.ids)
+  after = np.asarray(scores(weights, batch._replace(ids=ids), None))
+  assert (after != before).any(axis=0).tolist() == [
+    t >= 4 and batch.padding_mask[:, t].any() for t in range(16)
+  ]
+
+
+@pytest.mark.slow
 def test_electra_mlm_detects_and_predicts_originals_in_one_pass():
   weight = schedules.Schedule(3.0, schedules.parse("0=50,10=1", 10))
   spec, weights = make("electra_mlm", discriminator_weight=5.0, replace_mlm_weight=weight)
@@ -236,6 +262,7 @@ def test_electric_is_noise_contrastive_estimation_with_every_noised_position_as_
     ("replace_mlm", "transformer", "replace_mlm_loss", {"mlm_head"}),
     ("all_tokens_mlm", "transformer", "all_tokens_loss", {"mlm_head", "copy_head"}),
     ("electric", "two_tower", "nce_loss", {"rtd_head"}),
+    ("clm", "transformer", "clm_loss", {"clm_head"}),
     ("adversarial", "transformer", "rtd_loss", {"rtd_head"}),
   ],
 )

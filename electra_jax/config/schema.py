@@ -203,11 +203,17 @@ PRETRAINING = {
   "generator.width_multiplier": Row(ABOVE_0, defines=SHAPES, has_no_effect=trains_no_generator),
   "generator.depth_multiplier": Row(ABOVE_0, defines=SHAPES, has_no_effect=trains_no_generator),
   "objective.name": Row(kind="objective", defines=SHAPES),
-  "objective.mask_prob": Row(defines=RUN, has_schedule=True),
-  "objective.whole_words": Row(defines=RUN, earlier=False),
+  "objective.mask_prob": Row(
+    defines=RUN, has_schedule=True, has_no_effect=lambda c: _objective(c).causal
+  ),
+  "objective.whole_words": Row(
+    defines=RUN, earlier=False, has_no_effect=lambda c: _objective(c).causal
+  ),
   "objective.mask_token_prob": Row(
     defines=RUN,
-    has_no_effect=lambda c: _objective(c).uses_generator and not _generator(c).is_masked_lm,
+    has_no_effect=lambda c: (
+      _objective(c).causal or (_objective(c).uses_generator and not _generator(c).is_masked_lm)
+    ),
   ),
   "objective.temperature": Row(defines=RUN, has_schedule=True),
   "objective.disallow_correct": _RUN,

@@ -57,6 +57,8 @@ def make_spec(
     )
   except ValueError as error:
     raise ValueError(f"config.model: {error}") from None
+  if objectives.OBJECTIVES[o.name].causal and not ATTENTION[compute.attention].one_direction:
+    discriminator = discriminator.computed(attention="xla")
   settings = {**o, **make_schedules(config)}
   others = set(objectives.OBJECTIVES[o.name].own_fields) - {x.name for x in FIELDS}
   special_ids = tuple(vocab.special_ids)

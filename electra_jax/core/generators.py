@@ -107,20 +107,10 @@ def two_tower_states(spec: PretrainSpec, params: dict, batch: Batch, dropout_see
   weights = networks.weights_of(spec, params, "generator")
 
   def tower(direction: str, seeds) -> jax.Array:
-    cfg = dataclasses.replace(spec.generator, direction=direction)
     network = {**weights, "encoder": weights[direction]}
-    return networks.encode(cfg, network, batch.ids, batch, seeds)
+    return networks.causal_states(spec.generator, network, batch, seeds, direction)
 
-  left, right = map(tower, ("ltr", "rtl"), dropout_seeds)
-  # At padding, "rtl" masks all scores: its attention would be uniform and leak the last token.
-  left, right = (x * batch.padding_mask[..., None] for x in (left, right))
-  left, right = left[:, :-1], right[:, 1:]
-  if batch.document_ids is not None:
-    same = (batch.document_ids[:, 1:] == batch.document_ids[:, :-1])[..., None]
-    left, right = left * same, right * same
-  left = jnp.pad(left, ((0, 0), (1, 0), (0, 0)))
-  right = jnp.pad(right, ((0, 0), (0, 1), (0, 0)))
-  return jnp.concatenate([left, right], -1)
+  return jnp.concatenate([*map(tower, ("ltr", "rtl"), dropout_seeds)], -1)
 
 
 def two_tower(spec: PretrainSpec, params: dict, inputs: GeneratorInputs) -> GeneratorOutput:

@@ -99,12 +99,14 @@ class HeadDef:
   # whether the logits are over the vocabulary; the module then also takes the word table, and runs
   # only at the masked positions unless the objective predicts all
   predicts_words: bool = False
+  causal: bool = False  # whether the states are of the tokens to the left
 
 
 _TOKEN_LOGIT = HeadDef(TokenLogit, lambda cfg, positions: 2 * positions * cfg.hidden_size)
 HEADS = {
   "rtd_head": HeadDef(RtdHead, lambda cfg, n: 2 * n * (cfg.hidden_size + 1) * cfg.hidden_size),
   "mlm_head": HeadDef(MlmHead, mlm_head_flops, predicts_words=True),
+  "clm_head": HeadDef(MlmHead, mlm_head_flops, predicts_words=True, causal=True),
   "copy_head": _TOKEN_LOGIT,
   "baseline_head": _TOKEN_LOGIT,
 }

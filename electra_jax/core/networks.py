@@ -274,6 +274,24 @@ def states_to_predict(
   return encode(cfg, network, ids, batch, dropout_seeds, queries)[:, :K]
 
 
+def causal_states(
+  cfg: TransformerConfig, network: dict, batch: Batch, dropout_seeds, direction: str = "ltr"
+) -> jax.Array:
+  """Returns states [B, L, D] of each token's left context without the token, or of its right one.
+
+  They are 0 where a document has no token on that side.
+  """
+  cfg = dataclasses.replace(cfg, direction=direction)
+  x = encode(cfg, network, batch.ids, batch, dropout_seeds)
+  # At padding, "rtl" masks all scores: its attention would be uniform and leak the last token.
+  x = x * batch.padding_mask[..., None]
+  left = direction == "ltr"
+  x = x[:, :-1] if left else x[:, 1:]
+  if batch.document_ids is not None:
+    x = x * (batch.document_ids[:, 1:] == batch.document_ids[:, :-1])[..., None]
+  return jnp.pad(x, ((0, 0), (int(left), int(not left)), (0, 0)))
+
+
 def main_states(spec: PretrainSpec, params: dict, ids: jax.Array, batch: Batch, keys) -> jax.Array:
   """Returns the discriminator's states [B, L, D] for ids [B, L], without dropout for keys None."""
   seeds = layers.make_dropout_seeds(keys, spec.discriminator.num_layers)
@@ -292,10 +310,12 @@ def token_logits(
   return HEADS[name].module(cfg).apply({"params": network[name]}, states, document_ids)
 
 
-def vocabulary_logits(cfg: TransformerConfig, network: dict, states: jax.Array) -> jax.Array:
-  """Returns logits [B, K, V] of states [B, K, D] from a network {"embeddings", "mlm_head"}."""
-  head, word = HEADS["mlm_head"].module(cfg), network["embeddings"]["word"]
-  return head.apply({"params": network["mlm_head"]}, states, word)
+def vocabulary_logits(
+  cfg: TransformerConfig, network: dict, states: jax.Array, name: str = "mlm_head"
+) -> jax.Array:
+  """Returns logits [B, K, V] of states [B, K, D] from a network {"embeddings", the head `name`}."""
+  head, word = HEADS[name].module(cfg), network["embeddings"]["word"]
+  return head.apply({"params": network[name]}, states, word)
 
 
 @functools.partial(by_hand, nondiff_argnums=(2,))
@@ -357,6 +377,7 @@ def chunked_nll(
   *,
   chunk_size: int,
   never: int | None = None,
+  head: str = "mlm_head",
 ) -> tuple[jax.Array, ...]:
   """Returns `nll` of tokens [B, L] from states [B, L, D] and a network as in `vocabulary_logits`.
 
@@ -374,7 +395,7 @@ def chunked_nll(
 
   @jax.checkpoint
   def of_chunk(chunk):
-    logits = vocabulary_logits(cfg, network, chunk[0])
+    logits = vocabulary_logits(cfg, network, chunk[0], head)
     if never is None:
       return nll(logits, chunk[1])
     allowed = masking.disallow(jax.lax.stop_gradient(logits), jnp.int32(never))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from electra_jax.core import contrast, masking, networks, scoring
+from electra_jax.core import contrast, layers, masking, networks, scoring
 from electra_jax.core.batch import Batch
 from electra_jax.core.generators import (
   GENERATORS,
@@ -57,6 +57,7 @@ class ObjectiveDef:
   own_fields: tuple[str, ...] = ()
   # whether its loss uses the sampling probabilities, so that settings must not distort them
   exact_sampling: bool = False
+  causal: bool = False  # whether the main network's attention is causal in training
   # a function of `scoring`, or None if the networks give no likelihood
   log_p: Callable[..., jax.Array] | None = None
   # keys of `scorers.SCORERS`, to score sentences by the first whose head exists; () for any
@@ -124,6 +125,8 @@ def generator_of(spec: PretrainSpec) -> GeneratorDef | None:
 def token_scores(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
   """Returns log p(token | all others) [B, L] in nats; 0 at padding and special tokens.
 
+  Of a causal network, log p(token | those to its left).
+
   Args:
     step: training step of `params`, for schedules; None for their evaluation values.
 
@@ -186,6 +189,24 @@ def bert(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str,
   states = networks.main_states(spec, params, masked_ids, batch, keys.discriminator_dropout)
   loss = networks.nll(_at_masked(spec, params, states, masked), masked.labels)
   return token_terms("mlm", *loss, masked.weights, spec.mlm_weight)
+
+
+def clm(spec: PretrainSpec, params: dict, inputs: ObjectiveInputs) -> dict[str, Term]:
+  """Causal language modelling: predicts each token from those to its left; no generator.
+
+  To start an encoder from: its causal stage is cheaper per predicted token than masked language
+  modelling (Gisserot-Boukhlef et al. 2025, arXiv:2507.00994).
+  """
+  batch, cfg = inputs.batch, spec.discriminator
+  seeds = layers.make_dropout_seeds(inputs.keys.discriminator_dropout, cfg.num_layers)
+  network = networks.weights_of(spec, params, "discriminator")
+  states = networks.causal_states(cfg, network, batch, seeds)
+  # Chunks of K positions need no more memory than a masked language model.
+  K = spec.masking.num_masked(batch.ids.shape[1], training=True)
+  loss = networks.chunked_nll(cfg, network, states, batch.ids, chunk_size=K, head="clm_head")
+  # Without a token to the left the state is 0.
+  counted = masking.maskable(batch, spec.masking) & (states != 0).any(-1)
+  return token_terms("clm", *loss, counted, spec.mlm_weight)
 
 
 def _at_masked(spec: PretrainSpec, params, states, masked) -> jax.Array:
@@ -376,6 +397,14 @@ OBJECTIVES: dict[str, ObjectiveDef] = {
     all_tokens_mlm, heads=("mlm_head", "copy_head"), predicts_all=True, scorers=("mlm_unmasked",)
   ),
   "bert": ObjectiveDef(bert, heads=("mlm_head",), uses_generator=False, log_p=scoring.masked_lm),
+  "clm": ObjectiveDef(
+    clm,
+    heads=("clm_head",),
+    uses_generator=False,
+    predicts_all=True,
+    causal=True,
+    log_p=scoring.causal,
+  ),
   "adversarial": ObjectiveDef(
     adversarial,
     accepts=lambda generator: generator.trained,

@@ -73,8 +73,9 @@ def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
 def match_roles(params: dict, other: dict) -> dict:
   """Copies `other`'s single network to every role of `params` whose encoder has the same shapes.
 
-  A masked language model can thus become this run's discriminator, its generator, or both. `other`
-  is returned unchanged if it has two networks, no masked language model, or one that does not fit.
+  A masked or causal language model can thus become this run's discriminator, its generator, or
+  both. `other` is returned unchanged if it has two networks, no language model, or one that does
+  not fit.
 
   Raises:
     ValueError: only one of the two has an embedding table, e.g. of token types.
@@ -86,9 +87,13 @@ def match_roles(params: dict, other: dict) -> dict:
       f" {', '.join(sorted(own_tables))}: set model.token_types and positions as in the source"
     )
   roles = [role for role in ("generator", "discriminator") if role in other]
-  if len(roles) != 1 or "mlm_head" not in other[roles[0]]:
+  network = dict(other[roles[0]]) if len(roles) == 1 else {}
+  word_heads = network.keys() & {"mlm_head", "clm_head"}
+  if len(word_heads) != 1:
     return other
-  network = other[roles[0]]
+  # These heads have the same layers, so that one starts from the other.
+  own_head = "clm_head" if "clm_head" in params["discriminator"] else "mlm_head"
+  network[own_head] = network.pop(*word_heads)
 
   def is_fit(role: str) -> bool:
     own = params.get(role, {})

@@ -1,10 +1,10 @@
-"""Pseudo-log-likelihoods of a text: log p(token | all others).
+"""Log-likelihoods of a text by log p(token | all others), or causally by those to the left.
 
 Electric computes them in one pass, up to a constant (Clark et al. 2020b, Section 2.3). ELECTRA's
 discriminator and generator together imply them. A masked language model takes one pass per token.
 
-`masked_lm`, `energy`, `original` and `implied` are (spec, params, batch, step) -> log p [B, L] in
-nats, for `ObjectiveDef.log_p`.
+`masked_lm`, `causal`, `energy`, `original` and `implied` are (spec, params, batch, step) ->
+log p [B, L] in nats, for `ObjectiveDef.log_p`.
 """
 
 import jax
@@ -19,6 +19,18 @@ from electra_jax.core.transformer_config import TransformerConfig
 def masked_lm(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
   """Returns a masked language model's log p, in passes that mask one token each."""
   return generators.one_at_a_time(spec, params, batch, sampled=False)
+
+
+def causal(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:
+  """Returns a causal language model's log p(token | those to its left), in one pass."""
+  return next_token(spec.discriminator, networks.weights_of(spec, params, "discriminator"), batch)
+
+
+def next_token(cfg: TransformerConfig, network: dict, batch: Batch) -> jax.Array:
+  """Returns log p(token | those to its left) [B, L] of {"embeddings", "encoder", "clm_head"}."""
+  states = networks.causal_states(cfg, network, batch, None)
+  # In chunks, because the logits of all positions take gigabytes.
+  return -networks.chunked_nll(cfg, network, states, batch.ids, chunk_size=4, head="clm_head")[0]
 
 
 def energy(spec: PretrainSpec, params: dict, batch: Batch, step: int | None) -> jax.Array:

@@ -1,7 +1,7 @@
 """Cloze ranking: how often a network prefers the word of a text to samples of a reference model.
 
-A masked language model ranks the words at [MASK]; a detector reads the text with each of them. So
-networks with different heads are compared on the same choices.
+A masked language model ranks the words at [MASK]; a detector, or a causal language model, reads the
+text with each of them. So networks with different heads are compared on the same choices.
 """
 
 import functools
@@ -18,7 +18,7 @@ from electra_jax.core.batch import Batch
 from electra_jax.core.transformer_config import TransformerConfig
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.evaluate import scorers
-from electra_jax.evaluate.scorers import SCORERS, Row
+from electra_jax.evaluate.scorers import SCORERS, Row, ScorerDef
 from electra_jax.finetune import files
 from electra_jax.finetune.batches import subset
 from electra_jax.monitor.metrics import NotFiniteError
@@ -83,11 +83,12 @@ def _at_mask(
 
 
 def _in_place(
-  of_tokens, cfg: TransformerConfig, network: dict, batch: Batch, positions: jax.Array
+  kind: ScorerDef, cfg: TransformerConfig, network: dict, batch: Batch, positions: jax.Array
 ) -> jax.Array:
-  """Returns the score [B] of the token at a position [B] of each row."""
-  states = networks.encode(cfg, network, batch.ids, batch, None)
-  scores = of_tokens(cfg, network, states, batch.ids)
+  """Returns the score [B] of the token at a position [B] of each row, causally the row's."""
+  if kind.causal:
+    return kind.apply(cfg, network, batch, None, None)
+  scores = kind.of_tokens(cfg, network, batch)
   return jnp.take_along_axis(scores, positions[:, None], axis=1)[:, 0]
 
 
@@ -122,7 +123,7 @@ def ranks(
       for k, text in enumerate(texts):
         yield Row([vocab.cls, *text, vocab.sep], i * len(labels) + k, (at + 1, *own))
 
-  function = _at_mask if kind.of_tokens is None else functools.partial(_in_place, kind.of_tokens)
+  function = _at_mask if kind.of_tokens is None else functools.partial(_in_place, kind)
   function = jax.jit(functools.partial(function, cfg))
   planned = scorers.plan(rows(), cfg.max_positions)
   for row, values in scorers.compute(function, kind.placed(weights), planned, vocab.pad):

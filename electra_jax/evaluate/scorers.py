@@ -51,9 +51,12 @@ class ScorerDef:
 
   head: str  # the required head, a key of `heads.HEADS`
   rows: Rows
-  # (cfg, network, states [B, L, D], ids [B, L]) -> scores [B, L] of the tokens that it reads; None:
-  # it predicts the token at one [MASK] of each row
+  # (cfg, network, batch) -> scores [B, L] of the tokens that it reads; None: it predicts the token
+  # at one [MASK] of each row
   of_tokens: Callable[..., jax.Array] | None = None
+  # whether a token's score depends on the tokens to its left alone, so that only sums can be
+  # compared
+  causal: bool = False
 
   def placed(self, weights: Mapping) -> dict:
     """Returns what a network with the head computes with, on the devices."""
@@ -64,8 +67,7 @@ class ScorerDef:
     """Returns the scores [B] in nats of rows with positions and labels [B] as in `Rows`."""
     if self.of_tokens is None:
       return scoring.masked_token(cfg, network, batch, positions, labels)
-    states = networks.encode(cfg, network, batch.ids, batch, None)
-    scores = self.of_tokens(cfg, network, states, batch.ids)
+    scores = self.of_tokens(cfg, network, batch)
     length = batch.padding_mask.sum(-1, keepdims=True)
     place = jnp.arange(batch.ids.shape[1])
     return jnp.where((place > 0) & (place < length - 1), scores, 0.0).sum(-1)  # no special tokens
@@ -88,7 +90,8 @@ def _each_masked_with_its_words_end(
     yield [*ids[:i], *[mask] * (end - i), *ids[end:]], i, ids[i]
 
 
-def _original_logits(cfg, network, states, ids) -> jax.Array:
+def _original_logits(cfg, network, batch) -> jax.Array:
+  states = networks.encode(cfg, network, batch.ids, batch, None)
   return -networks.token_logits(cfg, network, "rtd_head", states)
 
 
@@ -96,9 +99,10 @@ def _log_original(*args) -> jax.Array:
   return jax.nn.log_sigmoid(_original_logits(*args))
 
 
-def _own_log_p(cfg, network, states, ids) -> jax.Array:
+def _own_log_p(cfg, network, batch) -> jax.Array:
+  states = networks.encode(cfg, network, batch.ids, batch, None)
   # In chunks, because the logits of all positions take gigabytes.
-  return -networks.chunked_nll(cfg, network, states, ids, chunk_size=4)[0]
+  return -networks.chunked_nll(cfg, network, states, batch.ids, chunk_size=4)[0]
 
 
 SCORERS = {
@@ -113,6 +117,8 @@ SCORERS = {
   # Log p of each token with nothing masked, for networks that predict tokens from a generator's
   # samples: they never read [MASK], and a sample says little about the original at its position.
   "mlm_unmasked": ScorerDef("mlm_head", _once, _own_log_p),
+  # Log-likelihood: log p of each token given those to its left.
+  "clm": ScorerDef("clm_head", _once, scoring.next_token, causal=True),
 }
 
 

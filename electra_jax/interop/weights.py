@@ -41,13 +41,20 @@ class Network:
 
   @property
   def is_masked_lm(self) -> bool:
-    """Whether the head predicts words."""
-    return self.head is not None and HEADS[self.head].predicts_words
+    """Whether the head predicts masked words."""
+    kind = HEADS[self.head] if self.head else None
+    return kind is not None and kind.predicts_words and not kind.causal
 
   @property
   def decodes(self) -> bool:
     """Whether the enhanced mask decoder predicts its words."""
     return "mask_decoder" in self.weights
+
+  def first_layers(self, count: int) -> "Network":
+    """Returns the embeddings and the first `count` layers, without a head."""
+    cfg, encoder = dataclasses.replace(self.cfg, num_layers=count), self.weights["encoder"]
+    cut = {**encoder, "layers": jax.tree.map(lambda x: x[:count], encoder["layers"])}
+    return Network(cfg, {"embeddings": self.weights["embeddings"], "encoder": cut}, None)
 
   def without_head(self) -> "Network":
     """Returns the encoder and its embeddings."""

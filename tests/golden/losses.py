@@ -65,7 +65,7 @@ CASES = {
     name: (f"{name}.py:small", {})
     for name in (
       "electra", "electra_15", "electra_tt", "all_tokens_mlm", "replace_mlm", "electric",
-      "adversarial", "bert", "electra_mlm", "metro",
+      "adversarial", "bert", "electra_mlm", "metro", "clm",
     )
   },
   "coco_lm": ("coco_lm.py:small", {"objective.contrast_group": 2}),
