@@ -64,7 +64,7 @@ def main(model: str, data: Path, peer_pairs: int = 1000, whole: bool = False) ->
     scorer = scorers.SentenceScorer(name, network.cfg, source.tokenizer)
 
     def work() -> None:
-      ours[:] = pairs.compare(scorer, network.weights, pairs.fitting(scorer, chosen)[0])
+      ours[:] = pairs.margins(scorer, network.weights, pairs.fitting(scorer, chosen)[0]) > 0
 
     secs = peers.secs(work)
     timed[title] = {"pairs": len(ours), "secs": secs, "accuracy": float(np.mean(ours))}

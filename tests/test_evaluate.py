@@ -17,6 +17,7 @@ from rich.console import Console
 
 from electra_jax.commands import cli
 from electra_jax.core import networks, objectives
+from electra_jax.core.batch import from_rows
 from electra_jax.data.pretrain_batches import Shards
 from electra_jax.evaluate import likelihoods, measures, pairs, probe, scorers
 from electra_jax.evaluate.pairs import Pair
@@ -234,10 +235,11 @@ def test_pairs_without_held_out_documents_are_refused(tiny_config, electra, file
 def test_a_pair_of_equal_scores_is_wrong_and_one_of_nan_is_refused():
   found = [pair_of("a", "b")] * 3
   scores = [2.0, 1.0, 1.0, 1.0, 1.0, 2.0]  # of the acceptable sentences, then of the others
-  right = pairs.compare(lambda *_: np.array(scores), {}, found)
-  assert right.tolist() == [True, False, False]
+  margins = pairs.margins(lambda *_: np.array(scores), {}, found)
+  assert margins.tolist() == [1.0, 0.0, -1.0]
+  assert pairs.Suite(lambda *_: np.array(scores), found).accuracy({}, lambda: None) == 1 / 3
   with pytest.raises(metrics.NotFiniteError, match="scores of 1 of 2 sentences are not finite"):
-    pairs.compare(lambda *_: np.array([0.0, np.nan]), {}, found[:1])
+    pairs.margins(lambda *_: np.array([0.0, np.nan]), {}, found[:1])
 
 
 def test_an_interval_is_wilsons():
@@ -385,10 +387,31 @@ def test_a_probe_finds_tags_that_the_words_tell_and_no_others(electra):
   assert 1 < first.dimensions == second.dimensions < 16
   # 200 words: chance is 50 with a standard error of 3.5; a network of width 16 tells most letters.
   assert first.metrics["accuracy"] > 70 and 35 < second.metrics["accuracy"] < 65
+  layers = probe.score_layers(network, source.tokenizer, told[:80], 1000)
+  held_out = probe.run(network, source.tokenizer, told[:72], told[72:80], 1000)
+  assert layers.keys() == {1, 2} and layers[2] == held_out.metrics["accuracy"] and layers[1] > 60
   late = [*tagged(lambda _: "X"), *told]
   for words_, count in ((tagged(lambda _: "X"), 1000), (late, 9), (tagged(lambda _: "S-A"), 1000)):
     with pytest.raises(ValueError, match="all .* training words have the tag (X|S-A)"):
       probe.run(network, source.tokenizer, words_, words_, count)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_first_layers_do_not_read_those_above(electra, layer):
+  network = sources.open_source(electra).networks["discriminator"]
+  at, encoder = np.arange(2) == layer, network.weights["encoder"]
+  changed = jax.tree.map(lambda x: (x.T + at).T, encoder["layers"])
+  weights = {**network.weights, "encoder": {**encoder, "layers": changed}}
+  other = dataclasses.replace(network, weights=weights)
+  batch = from_rows([[2, 7, 8, 9, 3]], (1, 8), 0)
+  for count in (1, 2):
+    one, two = (
+      np.asarray(networks.encode(x.cfg, x.weights, batch.ids, batch, None))
+      for x in (network.first_layers(count), other.first_layers(count))
+    )
+    assert np.array_equal(one, two) == (layer >= count)
+  whole = networks.encode(network.cfg, network.weights, batch.ids, batch, None)
+  np.testing.assert_array_equal(whole, one)
 
 
 def test_lengths_of_batches_hold_their_rows():

@@ -14,8 +14,8 @@ pairs   accuracy on minimal pairs: JSON lines with sentence_good and sentence_ba
         with the later pieces of the word masked, too; mlm_unmasked, one pass without masks, for
         networks trained to predict words at replaced tokens (replace_mlm, all_tokens_mlm,
         electra_mlm, metro, coco_lm); rtd, the log-probability that all tokens are original, one
-        pass; energy, Electric's. Default: the objective's, if a run or an export stores it.
-        Writes DIR/pairs.json and .png.
+        pass; energy, Electric's; clm, the log-likelihood of a causal language model. Default: the
+        objective's, if a run or an export stores it. Writes DIR/pairs.json and .png.
 cloze   how often the word of a text ranks first among others: JSON lines with left, right and
         words, the text's own first. With mlm the words are ranked at one [MASK], with the other
         scorers each is read in its place.
@@ -69,6 +69,11 @@ def add_options(p: cli.ArgumentParser) -> None:
   command.add_argument(
     "--max-words", type=cli.positive, default=100_000, metavar="N", help="limit for --train"
   )
+  command.add_argument(
+    "--best-layer",
+    action="store_true",
+    help="use the layer that scores best on a tenth of --train instead of the last one",
+  )
 
 
 def main(args: argparse.Namespace) -> None:
@@ -105,7 +110,9 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
   secs = time.perf_counter() - started
   every, categories, paradigms = found.all, found.categories, found.paradigms
   title = f"{every.pairs:,} pairs, {found.scorer}: {100 * every.accuracy:.2f} %"
-  table = Table(title=title, caption=f"paradigms: {len(paradigms)}; {secs:.0f} s")
+  effect, error = pairs.effect(found.margins)
+  caption = f"mean margin: {effect:.3f} ± {error:.3f} standard deviations of the margins"
+  table = Table(title=title, caption=f"{caption}; paradigms: {len(paradigms)}; {secs:.0f} s")
   for name in ("category", "pairs", "accuracy %", "95 % interval"):
     table.add_column(name, justify="left" if name == "category" else "right")
   for name, a in pairs.rows(every, categories):
@@ -115,14 +122,14 @@ def run_pairs(args: argparse.Namespace, console: Console) -> None:
   if args.out:
     content = {
       "model": args.model, "data": args.data, "scorer": found.scorer, "secs": round(secs, 1),
-      "all": every._asdict(),
+      "all": every._asdict(), "effect": effect, "effect_error": error,
       "categories": {name: a._asdict() for name, a in categories.items()},
       "paradigms": {name: a._asdict() for name, a in paradigms.items()},
     }  # fmt: skip
     with new_folder(args.out) as folder:
       (folder / "pairs.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
       with dropping("pairs.png", lambda text: console.print(f"warning: {text}")):
-        pairs.draw(folder / "pairs.png", f"{args.model}: {title}", found.pairs, found.right)
+        pairs.draw(folder / "pairs.png", f"{args.model}: {title}", found.pairs, found.margins > 0)
     console.print(f"written: {args.out / 'pairs.json'}, {args.out / 'pairs.png'}")
 
 
@@ -156,12 +163,17 @@ def run_probe(args: argparse.Namespace, console: Console) -> None:
   """Prints the scores of a linear probe."""
   from electra_jax.evaluate import measures
 
-  found = measures.evaluate_probe(args.model, args.train, args.test, max_words=args.max_words)
+  found, layers = measures.evaluate_probe(
+    args.model, args.train, args.test, max_words=args.max_words, best_layer=args.best_layer
+  )
   scores = ", ".join(f"{name} {value:.2f}" for name, value in found.metrics.items())
   console.print(f"linear probe on {found.words:,} words, {found.labels} labels: {scores}")
   used = f"{found.dimensions:.1f} of {found.width} dimensions"
   console.print(f"states use {used} (participation ratio)")
-  write(args.out, found._asdict())
+  if layers:
+    each = ", ".join(f"{n}: {score:.2f}" for n, score in layers.items())
+    console.print(f"states of layer {found.layers}, the best on a tenth of --train ({each})")
+  write(args.out, found._asdict() | {"scores_of_layers": layers})
 
 
 def write(out: Path | None, content: dict) -> None:

@@ -27,7 +27,7 @@ class PairScores(NamedTuple):
 
   scorer: str
   pairs: list[Pair]  # the pairs that fit into the network
-  right: np.ndarray  # [n] bool, whether the acceptable sentence scores higher
+  margins: np.ndarray  # [n] nats, by which the acceptable sentence scores higher
   all: Accuracy
   categories: dict[str, Accuracy]
   paradigms: dict[str, Accuracy]
@@ -51,10 +51,11 @@ def evaluate_pairs(model: str | Path, data: str | Path, scorer: str | None = Non
   for line in left_out:
     warnings.warn(line, stacklevel=2)
   with doing(f"scoring {len(found):,} pairs"):
-    right = pairs.compare(sentence_scorer, network.weights, found)
+    margins = pairs.margins(sentence_scorer, network.weights, found)
+  right = margins > 0
   categories = pairs.by([pair.category for pair in found], right)
   paradigms = pairs.by([pair.paradigm for pair in found], right)
-  return PairScores(scorer, found, right, pairs.accuracy(right), categories, paradigms)
+  return PairScores(scorer, found, margins, pairs.accuracy(right), categories, paradigms)
 
 
 class ClozeScores(NamedTuple):
@@ -153,14 +154,22 @@ def detection_auc(
 
 
 def evaluate_probe(
-  model: str | Path, train: str | Path, test: str | Path, *, max_words: int = 100_000
-) -> Probe:
+  model: str | Path,
+  train: str | Path,
+  test: str | Path,
+  *,
+  max_words: int = 100_000,
+  best_layer: bool = False,
+) -> tuple[Probe, dict[int, float]]:
   """Fits a linear classifier to the frozen states of tagged words, and scores it.
+
+  Also returns `probe.score_layers`, {} without `best_layer`.
 
   Args:
     model: as in `evaluate_pairs`.
     train, test: CoNLL files.
     max_words: maximum number of training words.
+    best_layer: probe the layer with the best score on a tenth of `train`, instead of the last one.
 
   Raises:
     ValueError, OSError: a file or the network is invalid.
@@ -168,7 +177,11 @@ def evaluate_probe(
   sentences = [tagging.read(str(file)) for file in (train, test)]
   source = _open(model)
   with doing("fitting"):
-    return probe.run(source.networks[source.main], source.tokenizer, *sentences, max_words)
+    network, tokens, layers = source.networks[source.main], source.tokenizer, {}
+    if best_layer:
+      layers = probe.score_layers(network, tokens, sentences[0], max_words)
+      network = network.first_layers(max(layers, key=layers.get))
+    return probe.run(network, tokens, *sentences, max_words), layers
 
 
 def _open(path: str | Path) -> Source:

@@ -90,13 +90,13 @@ def fitting(scorer: SentenceScorer, pairs: Sequence[Pair]) -> tuple[list[Pair], 
   return kept, warnings
 
 
-def compare(
+def margins(
   scorer: SentenceScorer,
   weights: Mapping,
   pairs: Sequence[Pair],
   stops: Callable[[], object] = lambda: None,
 ) -> np.ndarray | None:
-  """Returns whether the acceptable sentence scores higher, [n] bool, for pairs that fit.
+  """Returns by how many nats the acceptable sentence scores higher, [n], for pairs that fit.
 
   Args:
     stops: as in `SentenceScorer`.
@@ -111,7 +111,23 @@ def compare(
     raise NotFiniteError(
       f"the network's scores of {wrong} of {len(scores)} sentences are not finite"
     )
-  return scores[: len(pairs)] > scores[len(pairs) :]
+  return scores[: len(pairs)] - scores[len(pairs) :]
+
+
+def effect(margins: np.ndarray) -> tuple[float, float]:
+  """Returns the mean margin in standard deviations of the margins, and its standard error.
+
+  Unlike the mean in nats, it can be compared between scorers; unlike the accuracy, it tells by how
+  much the sentences differ. The error is that of Cohen's d (Hedges and Olkin 1985).
+
+  >>> effect(np.array([1.0, 2.0, 3.0]))
+  (2.0, 1.0)
+  >>> effect(np.zeros(2))
+  (0.0, 0.707...)
+  """
+  n, spread = len(margins), float(np.std(margins, ddof=1)) if len(margins) > 1 else 0.0
+  mean = float(np.mean(margins)) / spread if spread else 0.0
+  return mean, ((1 + mean**2 / 2) / n) ** 0.5
 
 
 class Suite(NamedTuple):
@@ -121,9 +137,9 @@ class Suite(NamedTuple):
   pairs: Sequence[Pair]
 
   def accuracy(self, weights: Mapping, stops: Callable[[], object]) -> float | None:
-    """Returns the fraction of correct pairs; `stops` as in `compare`."""
-    right = compare(self.scorer, weights, self.pairs, stops)
-    return None if right is None else float(right.mean())
+    """Returns the fraction of correct pairs; `stops` as in `margins`."""
+    found = margins(self.scorer, weights, self.pairs, stops)
+    return None if found is None else float((found > 0).mean())
 
 
 def accuracy(right: np.ndarray) -> Accuracy:

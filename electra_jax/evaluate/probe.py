@@ -26,6 +26,7 @@ class Probe(NamedTuple):
   metrics: dict[str, float]  # on the test file, as in fine-tuning
   dimensions: float  # `effective_dimensions` of the training states
   width: int  # of the states
+  layers: int  # of the encoder that give the states
 
 
 def effective_dimensions(states: np.ndarray) -> float:
@@ -101,4 +102,24 @@ def run(
   predicted = model.predict(_states(network, tokenizer, of_test))
   tags = tagging.split_tags(test, labels, predicted)
   scores = tagging.compute_metrics(tagging.example_scores(test, tags, labels))
-  return Probe(len(x), len(labels), scores, effective_dimensions(x), x.shape[1])
+  sizes = effective_dimensions(x), x.shape[1], network.cfg.num_layers
+  return Probe(len(x), len(labels), scores, *sizes)
+
+
+def score_layers(
+  network: Network, tokenizer: Tokenizer, train: Sequence[Sentence], max_words: int
+) -> dict[int, float]:
+  """Returns {n: score} of the states of layers 1 to n, on the last tenth of the sentences.
+
+  It is the first of `Probe.metrics`, after training on the other nine tenths; to choose a layer
+  without the test file. Raises as `run`.
+  """
+  most = len(train) - max(1, len(train) // 10)
+
+  def score(count: int) -> float:
+    parts = train[:most], train[most:]
+    return next(
+      iter(run(network.first_layers(count), tokenizer, *parts, max_words).metrics.values())
+    )
+
+  return {count: score(count) for count in range(1, network.cfg.num_layers + 1)}

@@ -109,7 +109,8 @@ class Experiment:
   pairs: str | Pairs | None = None  # minimal pairs, as for `electra-jax evaluate pairs`
   cloze: tuple[str, int] | None = None  # gaps, and their number, for `electra-jax evaluate cloze`
   detect: str | None = None  # shards, as for `electra-jax evaluate detect`
-  probe: tuple[str, str] | None = None  # training and test file of `electra-jax evaluate probe`
+  # training and test file of `electra-jax evaluate probe --best-layer`, or {measure: both files}
+  probe: tuple[str, str] | Mapping[str, tuple[str, str]] | None = None
   # {name: (fine-tuning configuration, its fields) or a `Task`}
   tasks: Mapping[str, Task | tuple[str, Mapping[str, Any]]] = dataclasses.field(
     default_factory=dict
@@ -124,6 +125,8 @@ class Experiment:
     }
     object.__setattr__(self, "budgets", budgets)
     object.__setattr__(self, "tasks", tasks)
+    if not isinstance(self.probe, Mapping):
+      object.__setattr__(self, "probe", {"probe": self.probe} if self.probe else {})
     if isinstance(self.pairs, str):
       object.__setattr__(self, "pairs", Pairs(self.pairs))
     if self.unit not in UNITS:
@@ -169,7 +172,8 @@ class Experiment:
   @property
   def measures(self) -> tuple[str, ...]:
     """The measures but those of pairs, which depend on the arm."""
-    return ("cloze", "detect", "probe", *(x for task in self.tasks.values() for x in task.splits))
+    tasks = (x for task in self.tasks.values() for x in task.splits)
+    return ("cloze", "detect", *self.probe, *tasks)
 
   def is_measure(self, name: str) -> bool:
     """Returns whether a quantity is measured on a network instead of read from its run."""

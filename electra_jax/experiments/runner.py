@@ -82,7 +82,8 @@ class Runner:
     for config in configs.values():
       validate.check(config)
     shards = {config.data.dir for config in configs.values()}  # may be built later
-    files = [e.pairs and e.pairs.file, e.cloze and e.cloze[0], *(e.probe or ())]
+    files = [e.pairs and e.pairs.file, e.cloze and e.cloze[0]]
+    files += [file for both in e.probe.values() for file in both]
     files.append(e.detect not in shards and e.detect)
     for task in e.tasks.values():
       data = load_config(task.config, task.fields).data
@@ -153,9 +154,10 @@ class Runner:
       row["cloze"] = accuracy([found["first"]])
     if e.detect and "rtd_head" in OBJECTIVES[config.objective.name].heads:
       row["detect"] = self._evaluate(folder, "detect", f"--data={e.detect}")["auc"]
-    if e.probe:
-      files = (f"--{name}={file}" for name, file in zip(("train", "test"), e.probe, strict=True))
-      row["probe"] = next(iter(self._evaluate(folder, "probe", *files)["metrics"].values()))
+    for name, (train, test) in e.probe.items():
+      options = f"--train={train}", f"--test={test}", "--best-layer"
+      found = self._evaluate(folder, "probe", *options, name="" if name == "probe" else name)
+      row[name] = next(iter(found["metrics"].values()))
     if not e.is_measure(e.choose) and e.rank is None:
       row[e.choose] = self._chosen(folder)
     return row | self._tasks(folder.name, {"init": folder}, place.seed, budget.without)
@@ -167,6 +169,8 @@ class Runner:
       options = [f"--data={data}", *([f"--scorer={scorer}"] if scorer else [])]
       scored = self._evaluate(folder, "pairs", *options, name=scorer)
       name = "_".join(filter(None, ("pairs", scorer)))
+      if "effect" in scored:  # an earlier version wrote none
+        found[f"{name}_effect"] = scored["effect"]
       if pairs.every:
         groups = list(scored["paradigms"].values())
         chosen = groups[:: pairs.every]
