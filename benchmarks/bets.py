@@ -1,7 +1,8 @@
-"""Bets against `bert` at equal FLOPs: detection in the decay, whole words, falling mask rates.
+"""Bets against `bert` at equal FLOPs: detection in the decay, causal words first, masks.
 
   electra-jax experiment benchmarks/bets.py:DATA --out=DIR --only=ARM[,ARM...]
       --rows=benchmarks/results/bets_rows.jsonl [--at-once=2]
+  python benchmarks/bets.py [--rows FILE]      # the declared mean of each arm against its control
 
 Data:     DATA as for benchmarks/positions.py, and cloze.jsonl of benchmarks/cloze.py.
 Hardware: two CPU cores; at 2e13 a run and its measures take about a quarter of an hour on one.
@@ -11,8 +12,10 @@ Questions, each against its control, seed by seed, with generator and heads in t
    beat the masked LM's own decay (`decay-bert`) from the same trunk? Its generator is the trunk
    itself, frozen. `decay-share0` keeps no [MASK], `decay-weight0` does not detect: if either does
    as well, detection or [MASK] is not what helps.
-2. `NAME-words`: do whole words help `bert` and `electra_mlm`?
-3. `NAME-rates`: does a mask rate that falls from 0.4 to 0.15 help them?
+2. `clm-electra_mlm`: do causal words for two fifths of the FLOPs help the family? `clm-bert` is its
+   control, `clm` alone and `bert` are those of `clm-bert`.
+3. `NAME-words`: do whole words help `bert` and `electra_mlm`?
+4. `NAME-rates`: does a mask rate that falls from 0.4 to 0.15 help them?
 Rule, decided before the rows: an arm counts if the mean of its paired differences from its control,
 in the mean of the measures that LOG.md declares before the rows, is beyond two standard errors over
 three seeds at two budgets.
@@ -20,13 +23,14 @@ three seeds at two budgets.
 
 from pathlib import Path
 
+from evidence import scorers_of
 from positions import BODY, tasks_of
 
 from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs
 
 BUDGETS, RATES = (2e13, 8e13), (3.2e-3, 6.4e-3)
 CONFIGS = {"bert": "bert:quickstart", "electra_mlm": "electra_mlm:quickstart"}
-TRUNK = 0.75  # of the FLOPs
+TRUNK, CAUSAL = 0.75, 0.4  # of the FLOPs
 # Constant after the warm-up; then a decay over all steps of another run.
 CONSTANT = {"optimizer.schedule": "wsd"}
 DECAY = {
@@ -45,11 +49,26 @@ DETECT = {
 FALLING = {"objective.mask_prob": 0.15, "objective.mask_prob_schedule": "0%=0.4,100%=0.15"}
 
 
+def tag_parts(folder: Path) -> dict[str, tuple[str, str]]:
+  """Returns the files of a probe of parts of speech and of one of chunks, by measure."""
+  for name in ("fitting", "test"):
+    part, whole = folder / f"{name}-pos.txt", folder / f"{name}.txt"
+    if whole.exists() and not part.exists():
+      lines = whole.read_text("utf-8").splitlines()
+      part.write_text("".join(f"{' '.join(line.split()[:2])}\n" for line in lines), "utf-8")
+  files = {"probe_pos": "-pos", "probe_chunk": ""}
+  return {
+    measure: tuple(str(folder / f"{name}{end}.txt") for name in ("fitting", "test"))
+    for measure, end in files.items()
+  }
+
+
 def get_experiment(arg: str = "data") -> Experiment:
   """Returns the experiment; `arg` is the folder of the data."""
   data = Path(arg)
   arms = {name: Arm(config, rates=RATES) for name, config in CONFIGS.items()}
   arms["trunk"] = Arm(CONFIGS["bert"], CONSTANT, rate_of="bert")
+  arms["clm"] = Arm("clm:quickstart", rate_of="bert")
 
   def branch(config: str, fields: dict, *start: str) -> Arm:
     return Arm(
@@ -66,8 +85,10 @@ def get_experiment(arg: str = "data") -> Experiment:
     fields = DETECT | own
     arms[f"decay-{name}"] = branch(CONFIGS["electra_mlm"], fields, "generator.init_from")
   for name, config in CONFIGS.items():
+    arms[f"clm-{name}"] = Arm(config, rate_of=name, after="clm", share=CAUSAL)
     arms[f"{name}-words"] = Arm(config, {"objective.whole_words": True}, rate_of=name)
     arms[f"{name}-rates"] = Arm(config, FALLING, rate_of=name)
+  tasks = tasks_of(data)
   return Experiment(
     arms=arms,
     budgets=(BUDGETS[0], Budget(BUDGETS[1], factors=(1.0,))),
@@ -75,7 +96,8 @@ def get_experiment(arg: str = "data") -> Experiment:
     fields=BODY | {"data.dir": str(data / "shards"), "data.sources": f"text:{data / 'text.txt'}"},
     choose="chunk_choices",
     heldout=("mlm_loss", "replace_mlm_loss", "rtd_auc", "unigram_auc"),
-    pairs=Pairs(str(data / "pairs.jsonl"), 6_700),
+    pairs=Pairs(str(data / "pairs.jsonl"), 6_700, scorers_of),
     cloze=(str(data / "cloze.jsonl"), 6_000),
-    tasks=tasks_of(data),
+    probe=tag_parts(data / "chunk"),
+    tasks=tasks,
   )

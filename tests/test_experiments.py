@@ -96,6 +96,10 @@ CHUNK = {{"data.train": "train.txt", "data.dev": "dev.txt", "data.test": "test.t
 CHUNK |= {{"data.max_length": 16, "train.epochs": 1.0, "optimizer.learning_rate": 1e-3}}
 
 
+def scorers_of(config):
+  return ("mlm",) if config.objective.name == "bert" else ("mlm", "mlm_unmasked")
+
+
 def get_experiment(arg=None):
   return Experiment(
     arms={{
@@ -105,7 +109,7 @@ def get_experiment(arg=None):
     }},
     control="bert", budgets=(8, Budget(12, best=0, factors=(0.5,), without=("chunk",))),
     unit="steps", seeds=1, fields=FIELDS, choose="chunk_choices",
-    pairs=Pairs("pairs.jsonl", 30, lambda c: ("mlm", "mlm_unmasked"), every=3),
+    pairs=Pairs("pairs.jsonl", 30, scorers_of, every=3),
     tasks={{
       "chunk": Task(
         "finetune/tagging:chunk", CHUNK, {{"chunk_choices": "dev", "chunk": "test"}}, seeds=2
@@ -143,7 +147,10 @@ def test_networks_are_measured_and_a_row_needs_no_folder(tiny_shards, tmp_path, 
   )
   for row in rows:
     assert ("chunk" in row) == (row["budget"] != 12)
-    assert row["arm"] == "fresh" or {"pairs_mlm_choices", "pairs_mlm_unmasked"} <= row.keys()
+    measured = {"bert": {"pairs_mlm_choices"}, "tt": {"pairs_mlm_choices", "pairs_mlm_unmasked"}}
+    assert measured.get(row["arm"], set()) == {
+      x for x in row if x in ("pairs_mlm_choices", "pairs_mlm_unmasked")
+    }
   assert all(len(row["chunk"]) == len(row["chunk_choices"]) == 2 for row in rows if "chunk" in row)
   # By hand: every third of the paradigms, and the others.
   found = json.loads(Path("out/pairs/bert-8-0.01-0-mlm/pairs.json").read_text("utf-8"))["paradigms"]

@@ -107,7 +107,8 @@ class Experiment:
   rank: Callable[[Sequence[Mapping[str, Any]]], float] | None = None
   heldout: tuple[str, ...] = ("mlm_loss",)  # metrics of the last evaluation
   pairs: str | Pairs | None = None  # minimal pairs, as for `electra-jax evaluate pairs`
-  cloze: tuple[str, int] | None = None  # gaps, and their number, for `electra-jax evaluate cloze`
+  # gaps, and their number, for `electra-jax evaluate cloze`; each of `Pairs.scorers` is a measure
+  cloze: tuple[str, int] | None = None
   detect: str | None = None  # shards, as for `electra-jax evaluate detect`
   # training and test file of `electra-jax evaluate probe --best-layer`, or {measure: both files}
   probe: tuple[str, str] | Mapping[str, tuple[str, str]] | None = None
@@ -171,13 +172,13 @@ class Experiment:
 
   @property
   def measures(self) -> tuple[str, ...]:
-    """The measures but those of pairs, which depend on the arm."""
+    """The measures but those of pairs and gaps, which depend on the arm."""
     tasks = (x for task in self.tasks.values() for x in task.splits)
-    return ("cloze", "detect", *self.probe, *tasks)
+    return ("detect", *self.probe, *tasks)
 
   def is_measure(self, name: str) -> bool:
     """Returns whether a quantity is measured on a network instead of read from its run."""
-    return name in self.measures or name.split("_")[0] == "pairs"
+    return name in self.measures or name.split("_")[0] in ("pairs", "cloze")
 
   def needed(self, only: Sequence[str]) -> list[str]:
     """Returns some arms, each after the arms that it takes a rate, a start or a shape from."""

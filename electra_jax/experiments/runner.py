@@ -7,11 +7,10 @@ continues; several machines may add rows to one folder.
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
 from rich.console import Console
 
 from electra_jax.config import validate
@@ -148,10 +147,12 @@ class Runner:
     row |= {"steps": last["step"], "flops": flops}
     row |= {"train_secs": round(jobs.seconds(self.out, f"train/{folder.name}"), 1)}
     row |= {name: last.get(name) for name in e.heldout}
-    row |= self._pairs(folder, config, e.pairs) if e.pairs else {}
-    if e.cloze:
-      found = self._evaluate(folder, "cloze", f"--data={e.cloze[0]}", f"--gaps={e.cloze[1]}")
-      row["cloze"] = accuracy([found["first"]])
+    scorers = e.pairs.scorers(config) if e.pairs and e.pairs.scorers else [""]
+    row |= self._pairs(folder, scorers, e.pairs) if e.pairs else {}
+    for scorer in scorers if e.cloze else ():
+      data = f"--data={e.cloze[0]}", f"--gaps={e.cloze[1]}"
+      found = self._scored(folder, "cloze", scorer, *data)
+      row[_join("cloze", scorer)] = accuracy([found["first"]])
     if e.detect and "rtd_head" in OBJECTIVES[config.objective.name].heads:
       row["detect"] = self._evaluate(folder, "detect", f"--data={e.detect}")["auc"]
     for name, (train, test) in e.probe.items():
@@ -162,13 +163,15 @@ class Runner:
       row[e.choose] = self._chosen(folder)
     return row | self._tasks(folder.name, {"init": folder}, place.seed, budget.without)
 
-  def _pairs(self, folder: Path, config: ConfigDict, pairs: Pairs) -> dict[str, float]:
+  def _scored(self, folder: Path, what: str, scorer: str, *options: str) -> dict:
+    options = (*options, f"--scorer={scorer}") if scorer else options
+    return self._evaluate(folder, what, *options, name=scorer)
+
+  def _pairs(self, folder: Path, scorers: Sequence[str], pairs: Pairs) -> dict[str, float]:
     """Returns the accuracy of each scorer, in percent."""
     data, found = self.out / "pairs.jsonl" if pairs.count else pairs.file, {}
-    for scorer in pairs.scorers(config) if pairs.scorers else [""]:
-      options = [f"--data={data}", *([f"--scorer={scorer}"] if scorer else [])]
-      scored = self._evaluate(folder, "pairs", *options, name=scorer)
-      name = "_".join(filter(None, ("pairs", scorer)))
+    for scorer in scorers:
+      scored, name = self._scored(folder, "pairs", scorer, f"--data={data}"), _join("pairs", scorer)
       if "effect" in scored:  # an earlier version wrote none
         found[f"{name}_effect"] = scored["effect"]
       if pairs.every:
@@ -254,6 +257,10 @@ class Runner:
     config.update_from_flattened_dict(start)
     step = sum(tables.step_costs(config)[1].values())
     return folder, step * jobs.heldout(folder)[-1]["step"]
+
+
+def _join(what: str, scorer: str) -> str:
+  return f"{what}_{scorer}" if scorer else what
 
 
 def accuracy(groups: list[dict]) -> float:
