@@ -3,7 +3,7 @@
   python tests/notebook.py [--whole]
 
 Installs nbclient and ipykernel into a folder of their own inside the environment. Executes the
-notebook, with a quarter of its steps or, with --whole, as it stands; then trains in a cell,
+notebook, with an eighth of its steps or, with --whole, as it stands; then trains in a cell,
 interrupts the kernel as its stop button does, and trains again in the same kernel. Exits with 0 if
 the notebook has its picture and numbers, and the interrupted run goes on from where it stopped.
 """
@@ -19,7 +19,7 @@ import packages
 
 NOTEBOOK = packages.ROOT / "docs" / "guides" / "notebook.ipynb"
 PACKAGES = ("nbclient==0.11.0", "ipykernel==7.1.0")
-WHOLE, SHORT = 800, 200  # steps of the notebook
+WHOLE, SHORT = 800, 100  # steps of the notebook
 FILLED = re.compile(r"0\.\d\d  Return a ?\S+ of the object\.")
 LAST = 4000  # step, far more than run before the interrupt
 SETUP = f"""

@@ -111,6 +111,7 @@ def test_the_quickstart_builds_trains_and_exports_by_the_installed_command(call,
   fields = ["--config.data.sources=text:text.txt", "--config.data.vocab_size=100"]
   assert "wrote data/manifest.json" in call("build", *quickstart, *fields)
   few = ["--config.train.steps=2", "--config.eval.max_examples=16", "--config.eval.every_steps=2"]
+  few += ["--config.model.hidden_size=32", "--config.model.embedding_size=32"]
   call("train", *quickstart, *few, "--workdir=run")
   history = [json.loads(x) for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
   told = [(x["split"], x["step"]) for x in history]

@@ -41,7 +41,7 @@ def without_decisions(workdir) -> list[dict]:
   return [x for x in lines if x["split"] != "heldout" or x["step"] not in extra]
 
 
-@pytest.mark.parametrize("each", [2, pytest.param(5, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("each", [1, pytest.param(5, marks=pytest.mark.nightly)])
 def test_kills_of_a_run_by_the_clock_end_in_the_bits_of_its_steps(data, tmp_path, each):
   """So many before the decay has begun, and as many after."""
   rng, workdir, alone = random.Random(SEED), tmp_path / "run", tmp_path / "alone"

@@ -104,7 +104,7 @@ def test_a_run_continues_over_a_full_disk_with_on_error_continue(data, alone, di
     pytest.param("stop", False, id="stop, full"),
     pytest.param("stop", True, id="stop, with room again", marks=pytest.mark.nightly),
     pytest.param("continue", False, id="continue, full", marks=pytest.mark.nightly),
-    pytest.param("continue", True, id="continue, with room again"),
+    pytest.param("continue", True, id="continue, with room again", marks=pytest.mark.nightly),
   ],
 )
 def test_two_processes_over_a_disk_that_fills_up_in_a_save_end_with_a_line(
