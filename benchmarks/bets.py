@@ -99,5 +99,6 @@ def get_experiment(arg: str = "data") -> Experiment:
     pairs=Pairs(str(data / "pairs.jsonl"), 6_700, scorers_of),
     cloze=(str(data / "cloze.jsonl"), 6_000),
     probe=tag_parts(data / "chunk"),
+    probe_words=20_000,
     tasks=tasks,
   )

@@ -41,7 +41,16 @@ def test_the_committed_tables_are_those_of_the_rows(monkeypatch):
   assert found.rate("bert", 0) == 6.4e-3 and found.rates("bert", 1) == (6.4e-3, 3.2e-3)
 
 
-COMMITTED = ("bets", "detection", "evidence", "learn", "modern_ab", "positions", "speedrun_rates")
+COMMITTED = (
+  "bets",
+  "bodies",
+  "detection",
+  "evidence",
+  "learn",
+  "modern_ab",
+  "positions",
+  "speedrun_rates",
+)
 
 
 @pytest.mark.parametrize("name", COMMITTED)

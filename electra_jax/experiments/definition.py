@@ -112,6 +112,7 @@ class Experiment:
   detect: str | None = None  # shards, as for `electra-jax evaluate detect`
   # training and test file of `electra-jax evaluate probe --best-layer`, or {measure: both files}
   probe: tuple[str, str] | Mapping[str, tuple[str, str]] | None = None
+  probe_words: int | None = None  # number of training words; None: the command's
   # {name: (fine-tuning configuration, its fields) or a `Task`}
   tasks: Mapping[str, Task | tuple[str, Mapping[str, Any]]] = dataclasses.field(
     default_factory=dict

@@ -156,7 +156,8 @@ class Runner:
     if e.detect and "rtd_head" in OBJECTIVES[config.objective.name].heads:
       row["detect"] = self._evaluate(folder, "detect", f"--data={e.detect}")["auc"]
     for name, (train, test) in e.probe.items():
-      options = f"--train={train}", f"--test={test}", "--best-layer"
+      options = [f"--train={train}", f"--test={test}", "--best-layer"]
+      options += [f"--max-words={e.probe_words}"] if e.probe_words else []
       found = self._evaluate(folder, "probe", *options, name="" if name == "probe" else name)
       row[name] = next(iter(found["metrics"].values()))
     if not e.is_measure(e.choose) and e.rank is None:
