@@ -27,11 +27,11 @@ lint: .venv/ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-test-long: .venv/ready  ## what the default tests leave out because it compiles for minutes; test-hf runs its own
-	$(RUN) -m pytest -m "long and not nightly" $(EXCHANGE:%=--ignore=%)
+test-long: .venv/ready  ## what the default tests leave out because it compiles for minutes (PART=0/3: a third); test-hf runs its own
+	$(RUN) -m pytest -m "long and not nightly" $(PART:%=--part=%) $(EXCHANGE:%=--ignore=%)
 
 test-faults: .venv/ready  ## kill, starve and damage real runs, and compare what they end with, bit for bit
-	$(RUN) -m pytest -m "faults and not nightly" tests/faults
+	$(RUN) -m pytest -m "faults and not nightly" $(PART:%=--part=%) tests/faults
 
 test-nightly: .venv/ready  ## what repeats a claim on more inputs: more kills, objectives, generators
 	$(RUN) -m pytest -m nightly

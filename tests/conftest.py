@@ -55,11 +55,26 @@ def long_except(*quick: int, of, nightly=()) -> list:
   ]  # fmt: skip
 
 
+def pytest_addoption(parser):
+  """Adds --part, for runs that take turns."""
+  parser.addoption("--part", metavar="I/N", help="only every Nth file of tests, from the Ith")
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-  """Marks the tests of the pure layer as `core`, and the rules of the house with them."""
+  """Marks the tests of the pure layer as `core`, and the rules of the house with them.
+
+  Of the files with tests that -m chooses, keeps those of --part; a file's tests share fixtures.
+  """
   for item in items if "core" in config.option.markexpr else ():  # it takes a second
     if item.path.stem == "test_house" or needs_only_core(item.path):
       item.add_marker("core")
+  yield
+  if config.option.part:
+    first, step = map(int, config.option.part.split("/"))
+    kept = set(sorted({item.path for item in items})[first::step])
+    config.hook.pytest_deselected(items=[item for item in items if item.path not in kept])
+    items[:] = [item for item in items if item.path in kept]
 
 
 def pytest_collection_finish():

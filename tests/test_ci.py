@@ -11,6 +11,7 @@ from test_launch import programs, write_program
 ROOT = Path(__file__).resolve().parent.parent
 MAKE = """
 echo "$1" >> {folder}/made
+echo "$PART" >> {folder}/parts
 echo "SKIPPED [2] tests/test_x.py:1: needs PyTorch"
 echo "3 passed, 2 skipped in 1.00s"
 [[ $1 != "$BROKEN" ]] || {{ echo "the reason"; exit 1; }}
@@ -27,13 +28,16 @@ def run(tmp_path):
   given = programs(tmp_path, make=make, sleep="", **{"apt-get": '[[ $* != *"$ABSENT"* ]]'})
 
   def call(absent="nothing", broken="", **environment) -> subprocess.CompletedProcess:
-    (tmp_path / "made").unlink(missing_ok=True)
+    for name in ("made", "parts"):
+      (tmp_path / name).unlink(missing_ok=True)
     names = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-    env = {**os.environ, **given, **names, "ABSENT": absent, "BROKEN": broken, **environment}
+    env = {**os.environ, **given, **names, "ABSENT": absent, "BROKEN": broken, "CI_PART": "all"}
+    env = {name: value for name, value in (env | environment).items() if value}
     done = subprocess.run(
       [tmp_path / ".ci" / "run"], env=env, capture_output=True, text=True, timeout=60
     )
     done.made = set((tmp_path / "made").read_text().split())
+    done.parts = set((tmp_path / "parts").read_text().split())
     return done
 
   return call
@@ -47,7 +51,20 @@ def test_the_end_lists_what_ran_and_why_pytest_skipped(run):
   for name in done.made - {".venv/ready", "hf-packages"}:
     assert f"\n{name} " in end, name
   assert "3 passed, 2 skipped in 1.00s" in end and " needs PyTorch\n" in end
-  assert "left out" not in end
+  assert "left out" not in end and not done.parts
+
+
+def test_thirds_take_turns_and_one_that_fails_comes_again(run):
+  whole, made = run().made, []
+  for broken, part in (("", 0), ("test-long", 1), ("", 1), ("", 2), ("", 0)):
+    done = run(broken=broken, CI_PART="")
+    assert (done.returncode, done.parts) == (bool(broken), {f"{part}/3"})
+    assert f"s, part {part} of thirds" in done.stdout
+    made.append(done.made)
+  first, _, second, third, again = made
+  assert first == again and first | second | third == whole
+  always = {".venv/ready", "hf-packages", "test", "test-hf", "test-long", "test-faults"}
+  assert first & second == second & third == third & first == always
 
 
 @pytest.mark.parametrize(("absent", "what"), [("munge", "test-slurm"), ("chromium", "test-docs")])
