@@ -2,7 +2,7 @@
 
   electra-jax experiment benchmarks/positions.py:DATA --out=DIR
       --rows=benchmarks/results/positions_rows.jsonl [--at-once=2]
-  python benchmarks/positions.py [--rows FILE]      # the effects
+  python benchmarks/positions.py [--rows FILE] [--write]      # the effects; docs/positions.png
 
 Data:     DATA has text.txt to pretrain on, chunk/train.txt and chunk/test.txt of CoNLL-2000,
           ner/train.txt and ner/test.txt of WNUT-17, and pairs.jsonl of BLiMP.
@@ -21,18 +21,21 @@ makes, averaged over the other factor. It counts if it is beyond two standard er
 paired seeds and has the same sign at both budgets.
 """
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import machine
 from evidence import CHUNKING, FINETUNING, cut_chunking
 
 from electra_jax.experiments import jobs, plan
 from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs, Task, number
+from electra_jax.monitor import curves
 
 HERE = Path(__file__).resolve().parent
-ROWS = HERE / "results" / "positions_rows.jsonl"
+ROWS, PICTURE = HERE / "results" / "positions_rows.jsonl", machine.ROOT / "docs" / "positions.png"
 BUDGETS, RATES = (5e12, 2e13), (3.2e-3, 6.4e-3, 1.28e-2)
 POSITIONS = {
   "rope": {"model.positions": "rope"},
@@ -40,6 +43,7 @@ POSITIONS = {
   "disentangled": {"model.positions": "disentangled", "model.position_buckets": 32},
 }
 OBJECTIVES = {"mlm": "bert:quickstart", "detection": "electra:quickstart"}
+WORDING = {"mlm": "masked LM", "detection": "detection"}
 BODY = {
   "model.hidden_size": 64,
   "model.embedding_size": 64,
@@ -60,8 +64,8 @@ BODY = {
 SIZES = {100: 30.0, 300: 15.0, 1000: 6.0, 6936: 2.0}
 SHOWN = {"chunk": "chunking, F1", "ner": "named entities, F1", "pairs": "minimal pairs, %"}
 FACTORS = {
-  "disentangled - rope": [(f"disentangled-{x}", f"rope-{x}") for x in OBJECTIVES],
-  "detection - mlm": [(f"{x}-detection", f"{x}-mlm") for x in POSITIONS],
+  "disentangled instead of RoPE": [(f"disentangled-{x}", f"rope-{x}") for x in OBJECTIVES],
+  "detection instead of masked LM": [(f"{x}-detection", f"{x}-mlm") for x in POSITIONS],
 }
 
 
@@ -113,36 +117,100 @@ def measured(row: Mapping) -> dict[str, float]:
   return {"chunk": statistics.fmean(sizes), "ner": number(row["ner"]), "pairs": row["pairs"]}
 
 
-def effects(rows: Sequence[Mapping]) -> list[str]:
-  """Returns a markdown table of each factor's effect ± its standard error over paired seeds."""
-  lines = [f"| effect | FLOPs | seeds | {' | '.join(SHOWN.values())} |", "|---" * 6 + "|"]
+class Effect(NamedTuple):
+  """A factor's effect on a measure at a budget."""
+
+  factor: str
+  budget: float
+  measure: str
+  mean: float  # over paired seeds
+  error: float  # standard error of the mean; NaN with one seed
+  seeds: int
+
+
+def effects(rows: Sequence[Mapping]) -> list[Effect]:
+  """Returns each factor's effect on each measure, at the budgets with a seed of all arms."""
   found = {(row["arm"], row["budget"], row["seed"]): measured(row) for row in rows}
-  for factor, comparisons in FACTORS.items():
-    for budget in BUDGETS:
-      needed = [arm for both in comparisons for arm in both]
-      seeds = [
-        s for s in sorted({s for _, _, s in found}) if all((a, budget, s) in found for a in needed)
+  lines = []
+  for factor, budget in itertools.product(FACTORS, BUDGETS):
+    comparisons = FACTORS[factor]
+    needed = [arm for both in comparisons for arm in both]
+    seeds = [
+      s for s in sorted({s for _, _, s in found}) if all((a, budget, s) in found for a in needed)
+    ]
+    for name in SHOWN if seeds else ():
+      each = [
+        statistics.fmean(
+          found[a, budget, s][name] - found[b, budget, s][name] for a, b in comparisons
+        )
+        for s in seeds
       ]
-      cells = []
-      for name in SHOWN if seeds else ():
-        each = [
-          statistics.fmean(
-            found[a, budget, s][name] - found[b, budget, s][name] for a, b in comparisons
-          )
-          for s in seeds
-        ]
-        error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else float("nan")
-        cells.append(f"{statistics.fmean(each):+.2f} ± {error:.2f}")
-      if cells:
-        lines.append(f"| {factor} | {budget:.0e} | {len(seeds)} | {' | '.join(cells)} |")
+      error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else float("nan")
+      lines.append(Effect(factor, budget, name, statistics.fmean(each), error, len(each)))
   return lines
 
 
-def main(rows: Path = ROWS) -> None:
+def table(found: Sequence[Effect]) -> list[str]:
+  """Returns a markdown table of effects ± standard errors."""
+  lines = [f"| effect | FLOPs | seeds | {' | '.join(SHOWN.values())} |", "|---" * 6 + "|"]
+  for (factor, budget), group in itertools.groupby(found, lambda x: (x.factor, x.budget)):
+    effects = list(group)
+    cells = [f"{x.mean:+.2f} ± {x.error:.2f}" for x in effects]
+    lines.append(f"| {factor} | {budget:.0e} | {effects[0].seeds} | {' | '.join(cells)} |")
+  return lines
+
+
+def draw(path: Path, rows: Sequence[Mapping], found: Sequence[Effect]) -> None:
+  """Draws chunking against training sentences for each arm, and the effects with their errors."""
+  budget = max(x.budget for x in found)
+  figure = curves.new_figure(10, 3.8, layout="constrained")
+  left, right = figure.subplots(1, 2)
+  for positions, line in zip(POSITIONS, ("--", "-"), strict=True):
+    for objective, colour in zip(OBJECTIVES, curves.COLOURS, strict=False):
+      arm = f"{positions}-{objective}"
+      mine = [row for row in rows if (row["arm"], row["budget"]) == (arm, budget)]
+      scores = [[number(row[f"chunk_{size}"]) for row in mine] for size in SIZES]
+      means = list(map(statistics.fmean, scores))
+      label = f"{positions}, {WORDING[objective]}"
+      left.plot(list(SIZES), means, line, color=colour, label=label, marker="o", markersize=4)
+  left.set_xscale("log")
+  left.minorticks_off()
+  left.set_xticks(list(SIZES), [f"{size:,}" for size in SIZES])
+  left.set(xlabel="sentences to fine-tune on", ylabel="chunking, F1")
+  left.set_title(f"{budget:.0e} FLOPs, mean of seeds", fontsize=9)
+  left.legend(fontsize=8, frameon=False)
+  names = []
+  for factor, colour in zip(FACTORS, curves.COLOURS[2:], strict=False):
+    for measure, title in SHOWN.items():
+      for spend, mark in zip(BUDGETS, ("o", "s"), strict=True):
+        of = [x for x in found if (x.factor, x.measure, x.budget) == (factor, measure, spend)]
+        for x in of:
+          right.errorbar(x.mean, len(names), xerr=2 * x.error, fmt=mark, color=colour, capsize=3)
+          names.append(f"{title.partition(',')[0]}, {spend:.0e}")
+    names.append("")
+  right.set_yticks(range(len(names)), names, fontsize=7)
+  right.invert_yaxis()
+  right.axvline(0, color="#666666", linestyle="--", linewidth=1)
+  right.set_title("effect, points ± 2 standard errors", fontsize=9)
+  for factor, colour in zip(FACTORS, curves.COLOURS[2:], strict=False):
+    right.plot([], [], "o", color=colour, label=factor)
+  right.legend(fontsize=8, frameon=False)
+  for axis in (left, right):
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+  curves.save_figure(path, figure)
+
+
+def main(rows: Path = ROWS, write: bool = False) -> None:
   """
-  --rows  the rows of the experiment
+  --rows   the rows of the experiment
+  --write  draw docs/positions.png
   """
-  print("\n".join(effects(plan.reported(get_experiment(), jobs.Rows(rows).read()))))
+  shown = plan.reported(get_experiment(), jobs.Rows(rows).read())
+  found = effects(shown)
+  print("\n".join(table(found)))
+  if write:
+    draw(PICTURE, shown, found)
 
 
 if __name__ == "__main__":

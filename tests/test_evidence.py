@@ -97,3 +97,44 @@ def test_the_signal_is_the_spread_of_arms_without_the_noise_of_seeds():
   (line,) = signal["table"]([other, *rows])[2:]
   between, within = signal["signal"](arms[:50].tolist())
   assert line == (f"| score | 1e+00 | 50 | {between:.2f} | {within:.2f} | {between / within:.1f} |")
+
+
+def test_an_effect_of_the_2_x_2_is_a_paired_difference_over_the_other_factor(monkeypatch):
+  monkeypatch.syspath_prepend(BENCHMARKS)
+  positions = importlib.import_module("positions")
+  rng, rows, scores = np.random.default_rng(0), [], {}
+  for arm in positions.get_experiment().arms:
+    for seed in range(3 if arm == "rope-mlm" else 2):  # the third seed has no partners
+      own = {
+        name: float(rng.normal())
+        for name in (*(f"chunk_{n}" for n in positions.SIZES), "ner", "pairs")
+      }
+      rows.append({"arm": arm, "budget": 5e12, "seed": seed, **own})
+      scores[arm, seed] = np.mean([own[f"chunk_{n}"] for n in positions.SIZES])
+  found = {(x.factor, x.measure): x for x in positions.effects(rows)}
+  assert len(found) == 6
+  each = [
+    (
+      scores["disentangled-mlm", s] - scores["rope-mlm", s]
+      + scores["disentangled-detection", s] - scores["rope-detection", s]
+    ) / 2
+    for s in (0, 1)
+  ]  # fmt: skip
+  effect = found["disentangled instead of RoPE", "chunk"]
+  assert (effect.seeds, effect.mean) == (2, pytest.approx(np.mean(each)))
+  assert effect.error == pytest.approx(abs(each[0] - each[1]) / 2)  # of two values
+
+
+def test_the_best_width_is_where_the_parabola_turns(monkeypatch):
+  monkeypatch.syspath_prepend(BENCHMARKS)
+  bodies = importlib.import_module("bodies")
+  losses = {w: 3.0 + (np.log(w) - np.log(80)) ** 2 for w in (32, 64, 96, 128)}
+  width, inside = bodies.best_width(losses)
+  assert width == pytest.approx(80) and inside
+  assert bodies.best_width({32: 1.0, 64: 2.0, 96: 3.0}) == (32, False)
+  rows = [
+    {"arm": bodies.name_of(o, n, w), "budget": b, loss: 3 + (np.log(w) - np.log(b / 1e11)) ** 2}
+    for o, loss in bodies.LOSSES.items() for n, w in bodies.BODIES for b in (5e12, 8e12)
+  ]  # fmt: skip
+  monkeypatch.setattr(bodies, "BUDGETS", (5e12, 8e12))
+  assert bodies.table(rows)[-1] == "electra_mlm: width ~ FLOPs^1.00, 1000000 at 1e+17"
