@@ -21,15 +21,30 @@ in the mean of the measures that LOG.md declares before the rows, is beyond two 
 three seeds at two budgets.
 """
 
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import machine
 from evidence import scorers_of
-from positions import BODY, tasks_of
+from positions import BODY, SIZES, tasks_of
 
-from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs
+from electra_jax.experiments import jobs, plan, summary
+from electra_jax.experiments.definition import Arm, Budget, Experiment, Pairs, number
 
+ROWS = Path(__file__).resolve().parent / "results" / "bets_rows.jsonl"
+# The measures of the declared mean, and what one unit of it is: the spread between arms of
+# positions.py at 5e12 FLOPs (LOG.md, 2026-11-29).
+UNITS = {"cloze": 5.5, "probe_pos": 2.7, "chunk": 2.2, "effect": 0.038}
 BUDGETS, RATES = (2e13, 8e13), (3.2e-3, 6.4e-3)
 CONFIGS = {"bert": "bert:quickstart", "electra_mlm": "electra_mlm:quickstart"}
+# arm -> the arm that it is compared with; bert for the others
+CONTROLS = {
+  **dict.fromkeys(("decay-detect", "decay-share0", "decay-weight0"), "decay-bert"),
+  "clm-electra_mlm": "clm-bert",
+  "electra_mlm-words": "electra_mlm",
+  "electra_mlm-rates": "electra_mlm",
+}
 TRUNK, CAUSAL = 0.75, 0.4  # of the FLOPs
 # Constant after the warm-up; then a decay over all steps of another run.
 CONSTANT = {"optimizer.schedule": "wsd"}
@@ -102,3 +117,57 @@ def get_experiment(arg: str = "data") -> Experiment:
     probe_words=20_000,
     tasks=tasks,
   )
+
+
+def declared(rows: Sequence[Mapping]) -> dict[tuple[str, float, int], float]:
+  """Returns the declared mean of each (arm, budget, seed), in units.
+
+  Gaps and pairs count by the scorer of `scorers_of` whose mean over an arm's rows is highest.
+  """
+  found = {}
+  for arm in {row["arm"] for row in rows}:
+    mine = [row for row in rows if row["arm"] == arm]
+
+    def best(start: str, end: str, mine=mine) -> str:
+      names = [name for name in mine[0] if name.startswith(start) and name.endswith(end)]
+      return max(names, key=lambda name: statistics.fmean(row[name] for row in mine))
+
+    cloze, effect = best("cloze", ""), best("pairs", "_effect")
+    for row in mine:
+      values = {
+        "cloze": row[cloze],
+        "probe_pos": row["probe_pos"],
+        "chunk": statistics.fmean(number(row[f"chunk_{size}"]) for size in SIZES),
+        "effect": row[effect],
+      }
+      units = [values[name] / unit for name, unit in UNITS.items()]
+      found[arm, row["budget"], row["seed"]] = statistics.fmean(units)
+  return found
+
+
+def table(rows: Sequence[Mapping]) -> list[str]:
+  """Returns a markdown table of the declared mean: paired differences ± standard errors."""
+  found = declared(rows)
+  lines = [f"| arm | control | {' | '.join(f'{x:.0e}' for x in BUDGETS)} |", "|---" * 4 + "|"]
+  for arm in dict.fromkeys(row["arm"] for row in rows):
+    control, cells = CONTROLS.get(arm, "bert"), []
+    for budget in BUDGETS:
+      mine, theirs = (
+        {seed: x for (a, b, seed), x in found.items() if (a, b) == (name, budget)}
+        for name in (arm, control)
+      )
+      gain = summary.paired(mine, theirs) if arm != control else None
+      cells.append(f"{gain[0]:+.3f} ± {gain[1]:.3f}" if gain else "")
+    lines.append(f"| {arm} | {control} | {' | '.join(cells)} |")
+  return lines
+
+
+def main(rows: Path = ROWS) -> None:
+  """
+  --rows  the rows of the experiment
+  """
+  print("\n".join(table(plan.reported(get_experiment(), jobs.Rows(rows).read()))))
+
+
+if __name__ == "__main__":
+  machine.start(main)

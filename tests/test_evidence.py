@@ -138,3 +138,25 @@ def test_the_best_width_is_where_the_parabola_turns(monkeypatch):
   ]  # fmt: skip
   monkeypatch.setattr(bodies, "BUDGETS", (5e12, 8e12))
   assert bodies.table(rows)[-1] == "electra_mlm: width ~ FLOPs^1.00, 1000000 at 1e+17"
+
+
+def test_the_declared_mean_takes_each_arms_best_scorer_and_pairs_its_seeds(monkeypatch):
+  monkeypatch.syspath_prepend(BENCHMARKS)
+  bets = importlib.import_module("bets")
+  chunks = {f"chunk_{size}": [80.0, 82.0] if size == 100 else 81.0 for size in bets.SIZES}
+  rows = [
+    {"arm": arm, "budget": 2e13, "seed": seed, "probe_pos": 75.0 + seed, **chunks, **own}
+    for arm, own in {
+      "bert": {"cloze_mlm": 40.0, "pairs_mlm": 99.0, "pairs_mlm_effect": 0.1},
+      "electra_mlm": {
+        "cloze_rtd": 20.0, "cloze_mlm_unmasked": 51.0,
+        "pairs_rtd_effect": 0.176, "pairs_mlm_unmasked_effect": -0.5,
+      },
+    }.items()
+    for seed in (0, 1)
+  ]  # fmt: skip
+  found = bets.declared(rows)
+  by_hand = (40 / 5.5 + 76 / 2.7 + 81 / 2.2 + 0.1 / 0.038) / 4
+  assert found["bert", 2e13, 1] == pytest.approx(by_hand)
+  # 11 points of cloze are two units, 0.076 of the margin too: four, of four measures.
+  assert bets.table(rows)[-1] == "| electra_mlm | bert | +1.000 ± 0.000 |  |"
