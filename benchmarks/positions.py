@@ -194,7 +194,7 @@ def draw(path: Path, rows: Sequence[Mapping], found: Sequence[Effect]) -> None:
   right.set_title("effect, points ± 2 standard errors", fontsize=9)
   for factor, colour in zip(FACTORS, curves.COLOURS[2:], strict=False):
     right.plot([], [], "o", color=colour, label=factor)
-  right.legend(fontsize=8, frameon=False)
+  right.legend(fontsize=8, frameon=False, loc="lower right")
   for axis in (left, right):
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
