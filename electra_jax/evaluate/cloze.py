@@ -85,7 +85,7 @@ def _at_mask(
 def _in_place(
   kind: ScorerDef, cfg: TransformerConfig, network: dict, batch: Batch, positions: jax.Array
 ) -> jax.Array:
-  """Returns the score [B] of the token at a position [B] of each row, causally the row's."""
+  """Returns the score [B] of the token at a position [B] of each row; if causal, of the row."""
   if kind.causal:
     return kind.apply(cfg, network, batch, None, None)
   scores = kind.of_tokens(cfg, network, batch)
