@@ -118,6 +118,10 @@ def test_a_discriminators_score_is_the_sum_of_log_sigmoids_of_each_sentence_alon
 
 def test_a_score_does_not_depend_on_the_other_sentences(electra):
   source = sources.open_source(electra)
+  words = source.networks["generator"]
+  weights = {**words.weights, "clm_head": words.weights["mlm_head"]}
+  causal = dataclasses.replace(words, weights=weights, head="clm_head")
+  source = dataclasses.replace(source, networks=source.networks | {"causal": causal})
   for scorer in scorers.SCORERS:
     together = scores_of(source, scorer)
     alone = np.concatenate([scores_of(source, scorer, [s]) for s in SENTENCES[:3]])
