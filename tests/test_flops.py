@@ -117,7 +117,9 @@ def test_matrix_products_are_those_the_compiler_counts(name, kind, changes):
   if kind == "two_tower" or objectives.OBJECTIVES[name].predicts_all:
     slices = 16 // spec.masking.num_masked(16, True)
     wide = dataclasses.replace(d, hidden_size=2 * D if kind == "two_tower" else D)
-    ours -= 3 * 8 * flops.mlm_head_flops(wide, 16) * (1 - 4 / 3 / slices)
+    # The gradient of clm's loss, a plain sum, does not need the first forward pass.
+    products = 3 if name == "clm" else 4
+    ours -= 3 * 8 * flops.mlm_head_flops(wide, 16) * (1 - products / 3 / slices)
   # The compiler also counts what is done element by element, 0.2 to 0.4 % here.
   assert 1 < counted / ours < 1.005, (counted, ours)
 
