@@ -23,7 +23,7 @@ paired seeds and has the same sign at both budgets.
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,7 +114,13 @@ def get_experiment(arg: str = "data") -> Experiment:
 def measured(row: Mapping) -> dict[str, float]:
   """Returns a row's measures; chunking's is the mean over the training sizes."""
   sizes = [number(row[f"chunk_{size}"]) for size in SIZES]
-  return {"chunk": statistics.fmean(sizes), "ner": number(row["ner"]), "pairs": row["pairs"]}
+  each = {f"chunk_{size}": score for size, score in zip(SIZES, sizes, strict=True)}
+  return {
+    **each,
+    "chunk": statistics.fmean(sizes),
+    "ner": number(row["ner"]),
+    "pairs": row["pairs"],
+  }
 
 
 class Effect(NamedTuple):
@@ -128,7 +134,7 @@ class Effect(NamedTuple):
   seeds: int
 
 
-def effects(rows: Sequence[Mapping]) -> list[Effect]:
+def effects(rows: Sequence[Mapping], names: Iterable[str] = SHOWN) -> list[Effect]:
   """Returns each factor's effect on each measure, at the budgets with a seed of all arms."""
   found = {(row["arm"], row["budget"], row["seed"]): measured(row) for row in rows}
   lines = []
@@ -138,7 +144,7 @@ def effects(rows: Sequence[Mapping]) -> list[Effect]:
     seeds = [
       s for s in sorted({s for _, _, s in found}) if all((a, budget, s) in found for a in needed)
     ]
-    for name in SHOWN if seeds else ():
+    for name in names if seeds else ():
       each = [
         statistics.fmean(
           found[a, budget, s][name] - found[b, budget, s][name] for a, b in comparisons
@@ -150,9 +156,10 @@ def effects(rows: Sequence[Mapping]) -> list[Effect]:
   return lines
 
 
-def table(found: Sequence[Effect]) -> list[str]:
+def table(found: Sequence[Effect], titles: Mapping[str, str] = SHOWN) -> list[str]:
   """Returns a markdown table of effects ± standard errors."""
-  lines = [f"| effect | FLOPs | seeds | {' | '.join(SHOWN.values())} |", "|---" * 6 + "|"]
+  lines = [f"| effect | FLOPs | seeds | {' | '.join(titles.values())} |"]
+  lines.append("|---" * (3 + len(titles)) + "|")
   for (factor, budget), group in itertools.groupby(found, lambda x: (x.factor, x.budget)):
     effects = list(group)
     cells = [f"{x.mean:+.2f} ± {x.error:.2f}" for x in effects]
@@ -209,6 +216,8 @@ def main(rows: Path = ROWS, write: bool = False) -> None:
   shown = plan.reported(get_experiment(), jobs.Rows(rows).read())
   found = effects(shown)
   print("\n".join(table(found)))
+  sizes = {f"chunk_{size}": f"chunking from {size:,}" for size in SIZES}
+  print("\n".join(["", *table(effects(shown, sizes), sizes)]))
   if write:
     draw(PICTURE, shown, found)
 

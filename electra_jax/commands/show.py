@@ -79,7 +79,10 @@ def show(model: str, console: Console, texts: list[str] = (), data: str | None =
   with doing("sampling"):
     found = samples.make(opened, Shards.open(shards, "heldout"))
   if not found:
-    raise ValueError(f"{shards} has too few short held-out sentences: give texts")
+    raise ValueError(
+      f"{model} neither predicts masked words nor detects, or {shards} has too few short held-out"
+      " sentences: give texts"
+    )
   if is_run and not data:
     samples.write(Path(model), found)
   print_samples(found, console)
